@@ -415,10 +415,9 @@ func (p *parcel) filesOf(of *corev1.Volume) (map[string]*node.File, error) {
 	general := ptr.Deref(mode, corev1.SecretVolumeSourceDefaultMode)
 	for _, s := range sources {
 		if as := s.ServiceAccountToken; as != nil {
-			token, err := p.tokens.sign(p.namespace, p.revision.Spec.ServiceAccountName, as,
-				time.Now())
+			token, err := p.tokenOf(as)
 			if err == nil {
-				err = put(as.Path, len(token), func() []byte { return []byte(token) }, general)
+				err = put(as.Path, len(token), func() []byte { return token }, general)
 			}
 			if err != nil {
 				return nil, err
@@ -429,13 +428,7 @@ func (p *parcel) filesOf(of *corev1.Volume) (map[string]*node.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		items := itemsOf(&s)
-		if len(items) == 0 {
-			for _, key := range keysIn(object) {
-				items = append(items, corev1.KeyToPath{Key: key, Path: key})
-			}
-		}
-		for _, item := range items {
+		for _, item := range placesOf(&s, object) {
 			size, data, has := contentOf(object, item.Key)
 			if !has && !optional(&s) {
 				return nil, p.keyless(&s, item.Key)
@@ -448,6 +441,12 @@ func (p *parcel) filesOf(of *corev1.Volume) (map[string]*node.File, error) {
 		}
 	}
 	return files, nil
+}
+
+// tokenOf returns a new token of the revision's service account.
+func (p *parcel) tokenOf(as *corev1.ServiceAccountTokenProjection) ([]byte, error) {
+	token, err := p.tokens.sign(p.namespace, p.revision.Spec.ServiceAccountName, as, time.Now())
+	return []byte(token), err
 }
 
 // contentOf returns the size of what a key of a Secret or a ConfigMap has, and that itself, which
@@ -464,6 +463,17 @@ func contentOf(object any, key string) (size int, data func() []byte, has bool) 
 		content, has = o.BinaryData[key]
 	}
 	return len(content), func() []byte { return content }, has
+}
+
+// placesOf returns which keys of its object a source has, and where.
+func placesOf(s *corev1.VolumeProjection, object any) []corev1.KeyToPath {
+	items := itemsOf(s)
+	if len(items) == 0 {
+		for _, key := range keysIn(object) {
+			items = append(items, corev1.KeyToPath{Key: key, Path: key})
+		}
+	}
+	return items
 }
 
 // keysIn returns all keys of a Secret or a ConfigMap.

@@ -51,21 +51,18 @@ type fake struct {
 	silent atomic.Bool   // it answers nothing
 	hangs  atomic.Bool   // its programs answer nothing
 
-	renewed chan *node.RenewRequest // nil: it renews no files
+	renews atomic.Pointer[renews] // nil: it renews no files
 }
 
+// A renews answers a node's Renew.
+type renews func(context.Context, *node.RenewRequest) error
+
 func (f *fake) Renew(ctx context.Context, in *node.RenewRequest) (*node.RenewReply, error) {
-	f.mu.Lock()
-	told := f.renewed
-	f.mu.Unlock()
-	if told == nil {
+	renew := f.renews.Load()
+	if renew == nil {
 		return nil, status.Error(codes.Unimplemented, "sandbox "+in.Id+": it renews no files")
 	}
-	select {
-	case told <- in:
-	default: // enough have been seen
-	}
-	return &node.RenewReply{}, nil
+	return &node.RenewReply{}, (*renew)(ctx, in)
 }
 
 func (f *fake) Start(_ context.Context, in *node.StartRequest) (*node.StartReply, error) {

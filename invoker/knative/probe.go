@@ -31,7 +31,7 @@ type prober struct {
 	ctx     context.Context
 	road    *road
 	warn    warn
-	renewal func(life time.Duration) time.Duration // how old a token gets that lives for so long
+	renewal renewal
 	done    sync.WaitGroup
 
 	mu sync.Mutex
@@ -39,7 +39,7 @@ type prober struct {
 }
 
 func newProber(ctx context.Context, r *road, say warn) *prober {
-	return &prober{road: r, ctx: ctx, warn: say, renewal: untilRenewed,
+	return &prober{road: r, ctx: ctx, warn: say, renewal: newRenewal(),
 		of: map[string]context.CancelFunc{}}
 }
 
@@ -71,8 +71,8 @@ func (p *prober) probe(ctx context.Context, s pool.Sandbox) {
 	}
 	v := e.object.(*v1.Revision)
 	c := v.Spec.GetContainer()
-	if shortest(v) > 0 {
-		p.done.Go(func() { p.renew(ctx, s, v) })
+	for i := range v.Spec.Containers {
+		p.done.Go(func() { p.renew(ctx, s, v, &v.Spec.Containers[i]) })
 	}
 	if alive := c.LivenessProbe; alive != nil {
 		p.done.Go(func() {
@@ -173,7 +173,8 @@ func saidOf(id string, err error) string {
 	if s, is := status.FromError(err); is {
 		said = s.Message()
 	}
-	return strings.TrimPrefix(said, "sandbox "+id+": ")
+	return strings.NewReplacer("sandbox "+id+": ", "", "sandbox "+id, "the sandbox",
+		fmt.Sprintf(" %q", id), "").Replace(said)
 }
 
 // ask makes a probe once, and returns why it did not go well.

@@ -3,7 +3,6 @@ package knative
 import (
 	"encoding/base64"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -15,8 +14,6 @@ import (
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 	corev1 "k8s.io/api/core/v1"
-
-	node "github.com/fastiov/fastiov/node-agent/api"
 )
 
 // public returns the keys that an issuer shows to whoever asks, by OpenID's discovery.
@@ -208,67 +205,4 @@ func TestKeysAreKept(t *testing.T) {
 		!strings.Contains(err.Error(), "read by others") {
 		t.Errorf("%v", err)
 	}
-}
-
-// While a sandbox lives, its programs' tokens are renewed before they end: the first ones at once,
-// and each in its place. Of a node that cannot do so, the owner is told.
-func TestATokenIsRenewed(t *testing.T) {
-	h, leave := aHouse(t)
-	defer leave()
-	h.api.prober.renewal = func(life time.Duration) time.Duration {
-		if life != 600*time.Second {
-			t.Errorf("the first ends after %s", life)
-		}
-		return 50 * time.Millisecond
-	}
-	h.node.renewed = make(chan *node.RenewRequest, 100)
-	const with = `{"metadata":{"name":%q},"spec":{"template":{"spec":{"containers":[
-		{"name":"side","image":"example.com/side","volumeMounts":[
-			{"name":"t","mountPath":"/tokens"}]},
-		{"name":"own","image":"example.com/hello","ports":[{"containerPort":9000}],"volumeMounts":[
-			{"name":"t","mountPath":"/part","subPath":"a"},{"name":"e","mountPath":"/empty"},
-			{"name":"t","mountPath":"/tokens"}]}],
-		"volumes":[{"name":"e","emptyDir":{}},{"name":"t","projected":{"defaultMode":256,"sources":[
-			{"serviceAccountToken":{"audience":"bank","expirationSeconds":600,"path":"a"}},
-			{"serviceAccountToken":{"path":"b"}}]}}]}}}}`
-	h.must("POST", objects+"services", fmt.Sprintf(with, "hello"))
-	h.ready("hello", "True")
-	first := h.started("hello-00001").Mounts
-	seen := map[string]int{}
-	for range 6 {
-		r := <-h.node.renewed
-		seen[r.Sidecar]++
-		var paths []string
-		for _, m := range r.Mounts {
-			paths = append(paths, fmt.Sprint(m.Path, len(m.Files)))
-		}
-		if r.Sidecar == "side" {
-			if fmt.Sprint(paths) != "[/tokens2]" {
-				t.Errorf("the sidecar's are %s", paths)
-			}
-			continue
-		}
-		if fmt.Sprint(paths) != "[/empty0 /part0 /tokens2]" {
-			t.Fatalf("they are %s", paths)
-		}
-		was, is := first[2].Files[0], r.Mounts[2].Files[0]
-		token, err := jwt.ParseSigned(string(is.Data), []jose.SignatureAlgorithm{jose.ES256})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var says jwt.Claims
-		if err := token.Claims(h.public(), &says); err != nil || is.Name != "a" ||
-			is.Mode != was.Mode || string(is.Data) == string(was.Data) ||
-			!says.Audience.Contains("bank") || time.Until(says.Expiry.Time()) < 590*time.Second {
-			t.Errorf("%s %o: %+v, %v", is.Name, is.Mode, says, err)
-		}
-	}
-	if seen[""] < 2 || seen["side"] < 2 {
-		t.Errorf("renewed %v", seen)
-	}
-
-	h.node.mu.Lock()
-	h.node.renewed = nil
-	h.node.mu.Unlock()
-	h.shown(core+"events", `"Warning","TokenNotRenewed","revision/hello-00001"`)
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -26,7 +27,10 @@ func (a *Agent) Renew(ctx context.Context, req *api.RenewRequest) (*api.RenewRep
 		return nil, status.Errorf(codes.Unimplemented,
 			"sandbox %s: its driver replaces no files of a program that runs", req.Id)
 	}
-	if err := box.Renew(req.Sidecar, all); err != nil {
+	switch err := box.Renew(req.Sidecar, all); {
+	case errors.Is(err, sandbox.ErrEnded):
+		return nil, status.Errorf(codes.NotFound, "sandbox %s has ended", req.Id)
+	case err != nil:
 		return nil, status.Errorf(codes.Aborted, "sandbox %s: %v", req.Id, err)
 	}
 	return &api.RenewReply{}, nil

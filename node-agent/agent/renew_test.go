@@ -71,4 +71,7 @@ func TestRenew(t *testing.T) {
 	if fails = errors.New("there is no such file"); renew("x", "/a") != codes.Aborted {
 		t.Error("what failed is not told")
 	}
+	if fails = sandbox.ErrEnded; renew("x", "/a") != codes.NotFound {
+		t.Error("its end is told as a fault")
+	}
 }

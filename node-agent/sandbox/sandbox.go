@@ -165,9 +165,13 @@ type Executor interface {
 // given.
 type Renewer interface {
 	// Renew does so for the sidecar of that name, or without one for the sandbox's own program. The
-	// mounts are all that it has, in their order; each has the files alone that are new.
+	// mounts are all that it has, in their order; each has the files alone that are new. ErrEnded:
+	// the sandbox needs them no more.
 	Renew(sidecar string, all []wire.Mount) error
 }
+
+// ErrEnded is the error of what came too late.
+var ErrEnded = errors.New("the sandbox has ended")
 
 // ErrBusy is the error of a program that was not run: the node had others to make.
 var ErrBusy = errors.New("the node makes other programs all the time")

@@ -4,6 +4,7 @@ package mounts
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -20,11 +21,11 @@ func Write(dir string, all []wire.Mount) (at []string, err error) {
 		return nil, nil
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
+		return nil, placeless(err)
 	}
 	inside, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, err
+		return nil, placeless(err)
 	}
 	defer inside.Close()
 	for i, m := range all {
@@ -35,6 +36,16 @@ func Write(dir string, all []wire.Mount) (at []string, err error) {
 		at = append(at, filepath.Join(dir, own))
 	}
 	return at, nil
+}
+
+// placeless returns an error without the path where it was met, which is the host's own: errors
+// reach whose program it is.
+func placeless(err error) error {
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		err = at.Err
+	}
+	return fmt.Errorf("the folder of a program's files: %w", err)
 }
 
 func write(inside *os.Root, own string, m wire.Mount) error {
@@ -64,7 +75,7 @@ func write(inside *os.Root, own string, m wire.Mount) error {
 func Renew(dir string, all []wire.Mount) error {
 	inside, err := os.OpenRoot(dir)
 	if err != nil {
-		return err
+		return placeless(err)
 	}
 	defer inside.Close()
 	for i, m := range all {

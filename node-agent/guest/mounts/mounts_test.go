@@ -93,6 +93,12 @@ func TestRenew(t *testing.T) {
 			t.Errorf("%+v is renewed", c)
 		}
 	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := renew(1, "b"); err == nil || strings.Contains(err.Error(), filepath.Dir(dir)) {
+		t.Errorf("whose program it is learns %v", err)
+	}
 }
 
 // No name leads out of the folder: neither past CheckMounts nor, unchecked, past Write.

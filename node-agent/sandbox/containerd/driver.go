@@ -500,6 +500,8 @@ func (d *Driver) tend(b *box) {
 		}
 		b.letGo(!letGo)
 		d.unuse(b.spec.ID)
+		b.renewing.Lock() // no file is written any more: its folder goes now
+		defer b.renewing.Unlock()
 		b.Over(func(cause error) error {
 			if exit != "" {
 				cause = fmt.Errorf("%w (%s)", cause, exit)

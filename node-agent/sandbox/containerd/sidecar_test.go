@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -95,7 +96,9 @@ func TestSidecars(t *testing.T) {
 	defer func() { d.Close() }()
 	first, second := h.beside("first", "9001", "FIRST"), h.beside("second", "9002")
 	room := wire.Mount{Path: "/room", Room: 1 << 20, Shared: "room"}
-	first.Program.Mounts = []wire.Mount{room}
+	given := wire.Mount{Path: "/etc/app", Files: []wire.File{
+		{Name: "deep/name", Data: []byte("value"), Mode: 0o444}}}
+	first.Program.Mounts = []wire.Mount{given, room}
 	second.Program.Mounts = []wire.Mount{room}
 	s, rec, err := h.startWith(d, "pod", first, second)
 	if err != nil {
@@ -139,7 +142,28 @@ func TestSidecars(t *testing.T) {
 		t.Fatal(err)
 	}
 	all()
+	given.Files[0].Data = []byte("other")
+	if err := s.(sandbox.Renewer).Renew("first", []wire.Mount{given, room}); err != nil {
+		t.Error(err)
+	}
+	var is self
+	if ask(t, s, 9001, &is); is.Given != "other allowed" {
+		t.Errorf("of its renewed file the sidecar says %q", is.Given)
+	}
+	var written atomic.Bool
+	s.(*box).renewing.Lock()
+	time.AfterFunc(time.Second, func() {
+		written.Store(true)
+		s.(*box).renewing.Unlock()
+	})
 	end(t, s, 9002)
+	if !written.Load() {
+		t.Error("it was over while a file was being written")
+	}
+	if err := s.(sandbox.Renewer).Renew("first", []wire.Mount{given, room}); err !=
+		sandbox.ErrEnded {
+		t.Errorf("renewed after its end: %v", err)
+	}
 	if why := fmt.Sprint(s.Err()); why !=
 		`its sidecar second has ended (exit status 7); its last lines: "the end comes"` {
 		t.Errorf("it ended for %s", why)
