@@ -19,8 +19,8 @@ static __always_inline void read_connection(const struct linux_mib *ct, struct c
 
 /* Whether the conntrack entry is there, of that network namespace, and is the one that it was:
  * its memory may be another's. */
-static __always_inline bool lives(__u64 conntrack, const struct connection *c, const struct net *net,
-				  __u32 protocol, __u32 now)
+static __always_inline bool lives(__u64 conntrack, const struct connection *c,
+				  const struct net *net, __u32 protocol, __u32 now)
 {
 	const struct linux_mib *ct = AT(linux_mib, conntrack);
 	__u64 timeout = AS(64, ct, nf_conn, timeout);
