@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fastiov/fastiov/node-agent/runtime"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
@@ -189,7 +188,7 @@ func (a *Agent) adopt(ctx context.Context, f *former) (*startup.Started, error) 
 	if err != nil {
 		return nil, err
 	}
-	program, err := runtime.In(sb, rec.Spec.Program)
+	program, err := a.Starter.Speaker.In(sb, rec.Spec)
 	if err != nil { // it is of a later version
 		sb.Close()
 		return nil, err

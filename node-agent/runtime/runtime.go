@@ -8,6 +8,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
@@ -32,18 +34,20 @@ type Protocol interface {
 // A kind is a protocol by its name.
 type kind struct {
 	mark  string // what a line may end in that is complete without a newline
-	speak func(sandbox.Sandbox, wire.Program) Protocol
+	speak func(s sandbox.Sandbox, p wire.Program, silent *atomic.Bool) Protocol
 }
 
 const standard = "openwhisk" // of images that name no protocol
 
 var kinds = map[string]kind{
-	standard: {openwhisk.Sentinel, func(s sandbox.Sandbox, p wire.Program) Protocol {
-		return openwhisk.New(s, p.Listens())
-	}},
-	"http": {"", func(s sandbox.Sandbox, p wire.Program) Protocol {
+	standard: {openwhisk.Sentinel, openWhisk},
+	"http": {"", func(s sandbox.Sandbox, p wire.Program, _ *atomic.Bool) Protocol {
 		return http.New(s, p.Listens(), p.Probe, p.ProbeCommand...)
 	}},
+}
+
+func openWhisk(s sandbox.Sandbox, p wire.Program, silent *atomic.Bool) Protocol {
+	return openwhisk.New(s, p.Listens(), silent)
 }
 
 // Prepare completes a program by what its protocol needs of the guest.
@@ -60,11 +64,20 @@ func Prepare(p *wire.Program) error {
 	return nil
 }
 
+// A Speaker speaks to programs, and remembers of their images what it has learned. Its zero value
+// is ready for use.
+type Speaker struct {
+	silent sync.Map // *atomic.Bool by image, see openwhisk.New
+}
+
 // In returns the program that runs in s. One that a former agent started may not be prepared: it
 // speaks OpenWhisk's protocol.
-func In(s sandbox.Sandbox, p wire.Program) (Protocol, error) {
+func (k *Speaker) In(s sandbox.Sandbox, spec sandbox.Spec) (Protocol, error) {
+	p := spec.Program
 	if err := Prepare(&p); err != nil {
 		return nil, err
 	}
-	return kinds[p.Protocol].speak(s, p), nil
+	image := strings.Join(append([]string{spec.Root}, spec.Layers...), "\n")
+	silent, _ := k.silent.LoadOrStore(image, new(atomic.Bool))
+	return kinds[p.Protocol].speak(s, p, silent.(*atomic.Bool)), nil
 }

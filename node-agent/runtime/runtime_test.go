@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -41,7 +42,8 @@ func TestAProgramIsSpokenToAsItSays(t *testing.T) {
 		s := start(t)
 		p := wire.Program{Protocol: protocol}
 		err := Prepare(&p)
-		spoken, failed := In(s, wire.Program{Protocol: protocol})
+		spec := sandbox.Spec{Program: wire.Program{Protocol: protocol}}
+		spoken, failed := new(Speaker).In(s, spec)
 		got := fmt.Sprintf("%T %s", spoken, p.Mark)
 		if err != nil {
 			got = err.Error()
@@ -57,7 +59,7 @@ func TestAProgramIsSpokenToAsItSays(t *testing.T) {
 func TestAFunctionInASandbox(t *testing.T) {
 	s := start(t)
 	defer s.Close()
-	r, err := In(s, wire.Program{})
+	r, err := new(Speaker).In(s, sandbox.Spec{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,4 +87,29 @@ func TestAFunctionInASandbox(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) || time.Since(begin) > 10*time.Second {
 		t.Errorf("a run that takes too long: %v after %v", err, time.Since(begin))
 	}
+}
+
+// That the programs of an image write no sentinels is found out once, not by each of its sandboxes.
+func TestWhatIsLearnedOfAnImage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var speaker Speaker
+		wait := func(spec sandbox.Spec) time.Duration {
+			t.Helper()
+			s := start(t)
+			defer s.Close()
+			r, err := speaker.In(s, spec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			begin := time.Now()
+			r.Logs(t.Context(), time.Time{}) // nothing is written, as nothing was run
+			return time.Since(begin)
+		}
+		one := sandbox.Spec{Root: "root", Layers: []string{"one"}}
+		other := sandbox.Spec{Root: "root", Layers: []string{"other"}}
+		first, second, others := wait(one), wait(one), wait(other)
+		if second >= first || others != first {
+			t.Errorf("waits of an image: %v, then %v; another's: %v", first, second, others)
+		}
+	})
 }

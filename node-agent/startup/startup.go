@@ -83,6 +83,7 @@ type Starter struct {
 	Driver      sandbox.Driver
 	OverheadMiB int // memory that a sandbox needs beside its own
 	Images      Images
+	Speaker     runtime.Speaker
 	Admission   *Admission
 	Network     Network
 	Deadlines   Deadlines
@@ -160,7 +161,7 @@ func (s *Starter) Start(ctx context.Context, req Request) (*Started, error) {
 				return s.own(st, rec)
 			})
 			if err == nil {
-				st.Runtime, err = runtime.In(st.Sandbox, st.Spec.Program)
+				st.Runtime, err = s.Speaker.In(st.Sandbox, st.Spec)
 			}
 			return err
 		},

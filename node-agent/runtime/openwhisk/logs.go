@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
@@ -21,7 +22,8 @@ const lineCost = 64
 // sentinel over the limit is kept if it is the first of its stream, so that a flood cannot make an
 // activation endless.
 type logs struct {
-	ended <-chan struct{} // closed when the runtime writes no more
+	ended  <-chan struct{} // closed when the runtime writes no more
+	silent *atomic.Bool    // its image's: a runtime was waited for in vain
 
 	mu        sync.Mutex
 	entries   []entry
@@ -29,7 +31,6 @@ type logs struct {
 	cut       bool          // the marker stands
 	sentinels [2]int        // on stdout and stderr
 	known     bool          // its runtime writes sentinels
-	silent    bool          // it was waited for in vain
 	complete  chan struct{} // closed when both streams have a sentinel; nil: nobody waits for that
 }
 
@@ -97,7 +98,7 @@ func (l *logs) isComplete() bool { return l.sentinels[0] > 0 && l.sentinels[1] >
 
 // These bound the waits for a runtime that has never ended an activation on both streams.
 // OpenWhisk's runtimes write their sentinels with the answer, which may come much earlier on a busy
-// node. Others write none: for those the longer bound is met once.
+// node. Others write none: for those the longer bound is met once, not by each sandbox of an image.
 const (
 	firstWithin = 10 * time.Second
 	thenWithin  = time.Second
@@ -128,9 +129,9 @@ func (l *logs) await(ctx context.Context, until time.Time) bool {
 	if complete == nil {
 		return true
 	}
-	unheard := time.Now().Add(within)
-	if within > 0 && (until.IsZero() || unheard.Before(until)) {
-		until = unheard
+	var unheard <-chan time.Time
+	if within > 0 {
+		unheard = time.After(within)
 	}
 	if !until.IsZero() {
 		var cancel context.CancelFunc
@@ -144,6 +145,9 @@ func (l *logs) await(ctx context.Context, until time.Time) bool {
 			return false
 		case <-ctx.Done():
 			return false
+		case <-unheard:
+			l.silent.Store(true)
+			return false
 		}
 		complete, _ = l.completion() // unless another call took it
 	}
@@ -156,7 +160,10 @@ func (l *logs) completion() (complete <-chan struct{}, within time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.isComplete() {
-		l.known = true
+		if !l.known {
+			l.known = true
+			l.silent.Store(false)
+		}
 		return nil, 0
 	}
 	if l.complete == nil {
@@ -165,7 +172,7 @@ func (l *logs) completion() (complete <-chan struct{}, within time.Duration) {
 	switch {
 	case l.known:
 		return l.complete, 0
-	case l.silent:
+	case l.silent.Load():
 		return l.complete, thenWithin
 	}
 	return l.complete, firstWithin
@@ -179,7 +186,7 @@ func (l *logs) cutOff() []wire.LogLine {
 	var taken []wire.LogLine
 	left := l.entries[:0]
 	var over [len(l.sentinels)]bool
-	l.cost, l.cut, l.silent = 0, false, !l.known
+	l.cost, l.cut = 0, false
 	for _, e := range l.entries {
 		switch {
 		case over[e.stream]:

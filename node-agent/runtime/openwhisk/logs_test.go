@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,7 +19,7 @@ const end = Sentinel
 
 var streams = [...]string{"stdout", "stderr"}
 
-func newLogs() *logs { return &logs{ended: make(chan struct{})} }
+func newLogs() *logs { return &logs{ended: make(chan struct{}), silent: new(atomic.Bool)} }
 
 // say has a runtime write a line.
 func (l *logs) say(stream, text string) {
@@ -82,7 +83,8 @@ func TestTakeWaitsForBothSentinels(t *testing.T) {
 
 func TestTakeEndsWithTheGuest(t *testing.T) {
 	gone := make(chan struct{})
-	l := &logs{ended: gone}
+	l := newLogs()
+	l.ended = gone
 	l.say("stderr", "Traceback")
 	close(gone)
 	got := texts(l.take(context.Background(), time.Time{}))
@@ -91,8 +93,8 @@ func TestTakeEndsWithTheGuest(t *testing.T) {
 	}
 }
 
-// An image need not write OpenWhisk's sentinels. Its answers wait for them, the first one longer,
-// and say so.
+// An image need not write OpenWhisk's sentinels. Its answers wait for them, the first one of all
+// its sandboxes longer, and say so.
 func TestARuntimeWithoutSentinels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLogs()
@@ -110,6 +112,8 @@ func TestARuntimeWithoutSentinels(t *testing.T) {
 			l.say("stdout", "hello")
 			take(within, "out hello", "err "+incomplete)
 		}
+		l = &logs{ended: make(chan struct{}), silent: l.silent} // of another sandbox
+		take(thenWithin, "err "+incomplete)
 		go func() {
 			time.Sleep(thenWithin / 2)
 			l.say("stdout", end)
@@ -117,6 +121,27 @@ func TestARuntimeWithoutSentinels(t *testing.T) {
 		}()
 		take(thenWithin / 2)
 		take(time.Minute, "err "+incomplete) // it writes them
+		l = &logs{ended: make(chan struct{}), silent: l.silent}
+		take(firstWithin, "err "+incomplete) // so its image does
+	})
+}
+
+// A call that ends before a runtime could be known says nothing of its image.
+func TestACallThatIsCutOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLogs()
+		begin := time.Now()
+		l.take(t.Context(), time.Now().Add(100*time.Millisecond))
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		l.take(ctx, time.Time{})
+		if waited := time.Since(begin); waited != 200*time.Millisecond {
+			t.Errorf("cut off after %v", waited)
+		}
+		l.take(t.Context(), time.Time{})
+		if waited := time.Since(begin); waited != 200*time.Millisecond+firstWithin {
+			t.Errorf("not cut off, it was given up after %v", waited)
+		}
 	})
 }
 

@@ -5,8 +5,10 @@
 package openwhisk
 
 import (
+	"cmp"
 	"context"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
@@ -31,9 +33,10 @@ type Runtime struct {
 	logs   logs
 }
 
-// New returns the runtime in s, which listens on port.
-func New(s sandbox.Sandbox, port int) *Runtime {
-	r := &Runtime{logs: logs{ended: s.Logs().Done()}}
+// New returns the runtime in s, which listens on port. All those of an image share whether one was
+// waited for in vain to write sentinels; nil: s is the only one.
+func New(s sandbox.Sandbox, port int, silent *atomic.Bool) *Runtime {
+	r := &Runtime{logs: logs{ended: s.Logs().Done(), silent: cmp.Or(silent, new(atomic.Bool))}}
 	if direct, is := s.(Direct); is {
 		r.direct = direct
 	} else {
@@ -63,7 +66,8 @@ func (r *Runtime) Run(
 
 // Logs takes what the runtime wrote since the last take, up to and without the sentinels that end
 // an activation. It waits for them until then, unless that is zero, or ctx ends; for a runtime that
-// has never written them ten seconds at first, then one. A last line says that they did not come.
+// has never written them ten seconds, or one where its image is known for that. A last line says
+// that they did not come.
 func (r *Runtime) Logs(ctx context.Context, until time.Time) []wire.LogLine {
 	return r.logs.take(ctx, until)
 }

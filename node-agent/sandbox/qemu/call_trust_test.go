@@ -114,7 +114,7 @@ func TestNobodySpeaksToAGuestButTheAgent(t *testing.T) {
 			cid, "/run", &v.secret); !strings.Contains(said, "HTTP") {
 			t.Errorf("with the secret, which is all that kept it out: %q", said)
 		}
-		runtime := openwhisk.New(v, wire.RuntimePort)
+		runtime := openwhisk.New(v, wire.RuntimePort, nil)
 		runtime.Logs(brief(t), time.Time{}) // of that call
 		status, answer, err := runtime.Init(ctx, []byte(sandboxtest.Init))
 		if err != nil || status != 200 { // a runtime is initialised once
@@ -255,7 +255,7 @@ func costs(ctx context.Context, t *testing.T, v *vm) {
 		conn.Close()
 	}
 	t.Logf("a connection takes %v, with both proofs %v", bare/times, time.Since(began)/times)
-	runtime := openwhisk.New(v, wire.RuntimePort)
+	runtime := openwhisk.New(v, wire.RuntimePort, nil)
 	began = time.Now()
 	for range times {
 		if _, _, err := runtime.Run(ctx, []byte(`{"value":{}}`), time.Time{}); err != nil {

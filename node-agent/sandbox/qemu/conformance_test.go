@@ -218,7 +218,7 @@ func halted(t *testing.T, s sandboxtest.Subject) {
 	slowClock(t)
 	ctx, cancel := context.WithTimeout(t.Context(), s.Within)
 	defer cancel()
-	runtime := openwhisk.New(sb, wire.RuntimePort)
+	runtime := openwhisk.New(sb, wire.RuntimePort, nil)
 	status, _, err := runtime.Init(ctx, []byte(sandboxtest.Init))
 	if err != nil || status != http.StatusOK {
 		t.Fatal(status, err)

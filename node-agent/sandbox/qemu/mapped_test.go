@@ -180,7 +180,7 @@ func (s *rootStart) start(t *testing.T) {
 	}
 	defer vm.Close()
 	ready := time.Now()
-	runtime := openwhisk.New(vm, wire.RuntimePort)
+	runtime := openwhisk.New(vm, wire.RuntimePort, nil)
 	status, answer, err := runtime.Init(ctx, []byte(sandboxtest.Init))
 	if err == nil && status == http.StatusOK {
 		status, answer, err = runtime.Run(ctx, []byte(`{"value":{"name":"root"}}`), time.Time{})

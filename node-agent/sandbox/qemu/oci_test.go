@@ -93,7 +93,7 @@ func TestAnImageFromARegistryBoots(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.Close()
-			_, answer, err := openwhisk.New(s, wire.RuntimePort).Run(ctx, nil, time.Time{})
+			_, answer, err := openwhisk.New(s, wire.RuntimePort, nil).Run(ctx, nil, time.Time{})
 			if want := "uid 1000 gid 50 dir /data args [serve]"; err != nil ||
 				string(answer) != want {
 				t.Errorf("%q, %v; want %q", answer, err, want)

@@ -220,7 +220,7 @@ func TestPageTablesOnThePatchedKernel(t *testing.T) {
 				return d, release, nil
 			}
 			vm, release := startOne(t, s, &timeline.Timeline{})
-			runtime := openwhisk.New(vm, wire.RuntimePort)
+			runtime := openwhisk.New(vm, wire.RuntimePort, nil)
 			status, answer, err := runtime.Init(t.Context(), []byte(sandboxtest.Init))
 			if err != nil || status != 200 {
 				t.Fatalf("/init: %d %s %v", status, answer, err)

@@ -66,7 +66,7 @@ func TestAMicroVMOverATap(t *testing.T) {
 		if !strings.Contains(line, "vhost=on") {
 			t.Errorf("QEMU carries the packets itself: %s", line)
 		}
-		r := openwhisk.New(sb, wire.RuntimePort)
+		r := openwhisk.New(sb, wire.RuntimePort, nil)
 		status, answer, err := r.Init(t.Context(), fmt.Appendf(nil,
 			`{"value":{"name":"dials","main":"main","binary":false,"code":%q}}`, dials))
 		if err != nil || status != http.StatusOK {

@@ -139,7 +139,7 @@ type box struct {
 }
 
 func boxOf(s sandbox.Sandbox, rec sandbox.Record) box {
-	return box{s, openwhisk.New(s, wire.RuntimePort), rec.PID != 0}
+	return box{s, openwhisk.New(s, wire.RuntimePort, nil), rec.PID != 0}
 }
 
 func (b *bench) mustStart(n int) (box, sandbox.Record) {

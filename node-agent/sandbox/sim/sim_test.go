@@ -60,7 +60,7 @@ func TestWhatItLogsCallsItselfSimulated(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	r := openwhisk.New(s, wire.RuntimePort)
+	r := openwhisk.New(s, wire.RuntimePort, nil)
 	if _, _, err := r.Run(t.Context(), []byte(`{"value":{}}`), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestClosingEndsARun(t *testing.T) {
 	}
 	ended := make(chan error)
 	go func() {
-		r := openwhisk.New(s, wire.RuntimePort)
+		r := openwhisk.New(s, wire.RuntimePort, nil)
 		_, _, err := r.Run(context.Background(),
 			[]byte(`{"value":{"sleep_ms":3600000}}`), time.Time{})
 		ended <- err
