@@ -287,7 +287,7 @@ func (n *node) inSandbox(t *testing.T) {
 	}
 	lease.NIC.Address = netip.MustParsePrefix("10.9.0.9/24")
 	lease.NIC.Gateway = netip.MustParseAddr("10.9.0.254")
-	file, err := netvf.Plug(&lease.NIC)
+	file, err := netvf.Plug(t.Context(), &lease.NIC)
 	if err != nil {
 		t.Fatal(err)
 	}

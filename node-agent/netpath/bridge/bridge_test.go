@@ -1,6 +1,7 @@
 package bridge
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -99,7 +100,7 @@ func plug(t *testing.T, b *Bridge, id string) guest {
 	t.Helper()
 	g := lease(t, b, id)
 	var err error
-	if g.File, err = b.Plug(&g.nic); err != nil {
+	if g.File, err = b.Plug(t.Context(), &g.nic); err != nil {
 		t.Fatal(err)
 	}
 	return g
@@ -110,7 +111,7 @@ func plug(t *testing.T, b *Bridge, id string) guest {
 func tap(t *testing.T, b *Bridge, id string) guest {
 	t.Helper()
 	g := lease(t, b, id)
-	port, err := b.Tap(&g.nic)
+	port, err := b.Tap(t.Context(), &g.nic)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +124,7 @@ func tap(t *testing.T, b *Bridge, id string) guest {
 		NonPersist: true, Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR}
 	if err := g.do(func() error {
 		return errors.Join(netlink.LinkAdd(in), netlink.LinkSetHardwareAddr(in, mac(g.nic.MAC)),
-			address(&g.nic), linked(device))
+			address(&g.nic), linked(t.Context(), device))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -223,8 +224,8 @@ func world(t *testing.T) (outside *os.File) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(linked(attrs.Name),
-		netns.Inside(namespace, func() error { return linked(device) })); err != nil {
+	if err := errors.Join(linked(t.Context(), attrs.Name),
+		netns.Inside(namespace, func() error { return linked(t.Context(), device) })); err != nil {
 		t.Fatal(err)
 	}
 	connected(t)
@@ -285,6 +286,35 @@ func TestConformance(t *testing.T) {
 		Kind: Kind, NICs: 2,
 	}.Run(t)
 	nothingLeft(t, cfg.Dir)
+}
+
+// A start that was given up waits no longer for a link, and one error says so, not one for each
+// device.
+func TestAStartThatIsGivenUpWaitsForNoLink(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "bridge")
+	b := open(t, config(dir))
+	g := lease(t, b, "one")
+	namespace, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		namespace.Close()
+		b.Return(g.lease)
+		b.Close()
+		nothingLeft(t, dir)
+	}()
+	port := &netlink.Veth{PeerName: device, PeerNamespace: netlink.NsFd(namespace.Fd())}
+	if err := b.connect(&g.nic, port, &port.LinkAttrs); err != nil {
+		t.Fatal(err)
+	}
+	enough := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(enough)
+	err = b.begins(ctx, port) // its other end is never up
+	if !errors.Is(err, enough) || err.Error() != port.Name+" has no link: enough" {
+		t.Errorf("%v", err)
+	}
 }
 
 // A sandbox reaches the world under the host's address, and its port dies with its namespace, or
@@ -419,10 +449,10 @@ func untilKilled(dir string) {
 		nic := lease.NIC
 		nic.Address, _ = b.Network.Address(lease.Number)
 		nic.Gateway = b.Network.Gateway
-		port, err := b.Plug(&nic)
+		port, err := b.Plug(context.Background(), &nic)
 		if n%3 == 0 && err == nil {
 			port.Close()
-			port, err = b.Tap(&nic)
+			port, err = b.Tap(context.Background(), &nic)
 		}
 		if err != nil {
 			fmt.Println(err)

@@ -465,7 +465,7 @@ func TestAnUplinkThatIsABridge(t *testing.T) {
 	}
 	if err := errors.Join(netlink.LinkAdd(br), netlink.AddrDel(port, address),
 		netlink.LinkSetMaster(port, br), netlink.AddrAdd(br, address),
-		netlink.LinkSetUp(br), linked("br0")); err != nil {
+		netlink.LinkSetUp(br), linked(t.Context(), "br0")); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {

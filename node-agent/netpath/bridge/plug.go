@@ -1,7 +1,7 @@
 package bridge
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -29,18 +29,20 @@ func (b *Bridge) numberOf(nic *sandbox.NIC) (int, error) {
 
 // Plug returns a new network namespace whose eth0 is a port of the bridge, with the address of nic.
 // It lives as long as the file is open or a process is in it, and the port with it.
-func (b *Bridge) Plug(nic *sandbox.NIC) (namespace *os.File, err error) {
+func (b *Bridge) Plug(
+	ctx context.Context, nic *sandbox.NIC,
+) (namespace *os.File, err error) {
 	if namespace, err = netns.New(); err != nil {
 		return nil, err
 	}
-	if err := b.veth(nic, namespace); err != nil {
+	if err := b.veth(ctx, nic, namespace); err != nil {
 		namespace.Close()
 		return nil, fmt.Errorf("port of bridge %s: %w", b.Name, err)
 	}
 	return namespace, nil
 }
 
-func (b *Bridge) veth(nic *sandbox.NIC, namespace *os.File) error {
+func (b *Bridge) veth(ctx context.Context, nic *sandbox.NIC, namespace *os.File) error {
 	mac, err := net.ParseMAC(nic.MAC)
 	if err != nil {
 		return err
@@ -53,18 +55,20 @@ func (b *Bridge) veth(nic *sandbox.NIC, namespace *os.File) error {
 	if err := netns.Inside(namespace, func() error { return address(nic) }); err != nil {
 		return err
 	}
-	return errors.Join(b.begins(port),
-		netns.Inside(namespace, func() error { return linked(device) }))
+	if err := b.begins(ctx, port); err != nil {
+		return err
+	}
+	return netns.Inside(namespace, func() error { return linked(ctx, device) })
 }
 
 // Tap returns a tap device that is a port of the bridge, for the VMM of a guest that has the MAC
 // and the address of nic. It lives as long as the file is open, in whatever process.
-func (b *Bridge) Tap(nic *sandbox.NIC) (tap *os.File, err error) {
+func (b *Bridge) Tap(ctx context.Context, nic *sandbox.NIC) (tap *os.File, err error) {
 	port := &netlink.Tuntap{Mode: netlink.TUNTAP_MODE_TAP, Queues: 1, NonPersist: true,
 		Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_VNET_HDR | netlink.TUNTAP_TUN_EXCL}
 	err = b.connect(nic, port, &port.LinkAttrs)
 	if err == nil {
-		err = b.begins(port)
+		err = b.begins(ctx, port)
 	}
 	if err == nil {
 		return port.Fds[0], nil
@@ -98,20 +102,25 @@ func (b *Bridge) connect(nic *sandbox.NIC, port netlink.Link, attrs *netlink.Lin
 }
 
 // begins has the port forward.
-func (b *Bridge) begins(port netlink.Link) error {
+func (b *Bridge) begins(ctx context.Context, port netlink.Link) error {
 	if err := netlink.LinkSetUp(port); err != nil {
 		return err
 	}
-	return errors.Join(linked(port.Attrs().Name), linked(b.Name)) // it has no link without a port
+	if err := linked(ctx, port.Attrs().Name); err != nil {
+		return err
+	}
+	return linked(ctx, b.Name) // it has no link without a port
 }
 
 // linked returns when the device sends, and its bridge forwards, which begins a moment after it is
 // up. A first packet that was lost would be sent again after a second.
-func linked(name string) error {
-	// The kernel may be busy with the ends of hundreds of others.
-	const within, look = 20 * time.Second, 200 * time.Microsecond
-	for until := time.Now().Add(within); ; time.Sleep(look) {
-		late := time.Now().After(until)
+func linked(ctx context.Context, name string) error {
+	// The kernel may be busy with the ends of hundreds of others, and each look asks for its lock.
+	const within, most = 20 * time.Second, 20 * time.Millisecond
+	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("none came in %v", within))
+	defer cancel()
+	for look := 200 * time.Microsecond; ; look = min(2*look, most) {
+		late := context.Cause(ctx)
 		link, err := netlink.LinkByName(name)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
@@ -123,8 +132,12 @@ func linked(name string) error {
 		if state == netlink.OperUp {
 			return nil
 		}
-		if late {
-			return fmt.Errorf("%s has no link after %v", name, within)
+		if late != nil {
+			return fmt.Errorf("%s has no link: %w", name, late)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(look):
 		}
 	}
 }

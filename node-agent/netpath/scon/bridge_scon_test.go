@@ -34,7 +34,7 @@ func TestFastiovsOwnBridge(t *testing.T) {
 		t.Fatal(err)
 	}
 	nic.Gateway = b.Network.Gateway
-	port, err := b.Plug(&nic)
+	port, err := b.Plug(t.Context(), &nic)
 	if err != nil {
 		t.Fatal(err)
 	}

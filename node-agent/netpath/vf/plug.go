@@ -21,7 +21,7 @@ const device = "eth0" // of a sandbox
 
 // Plug returns a new network namespace whose eth0 is the VF of nic, with its address and a way out.
 // The VF has no link yet.
-func Plug(nic *sandbox.NIC) (namespace *os.File, err error) {
+func Plug(_ context.Context, nic *sandbox.NIC) (namespace *os.File, err error) {
 	if namespace, err = netns.New(); err != nil {
 		return nil, err
 	}

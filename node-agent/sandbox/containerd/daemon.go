@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -71,15 +72,18 @@ func bundlesDir(dir, namespace string) string {
 	return filepath.Join(dir, "state", "io.containerd.runtime.v2.task", namespace)
 }
 
-// await waits, for a while, until containerd has nothing of a container any more. After a shim that
-// was killed it cleans up by itself; if it ended meanwhile, the root would stay mounted.
-func (d *daemon) await(namespace, id string) {
+// await waits, until ctx ends, for containerd to have nothing of a container any more. After a shim
+// that was killed it cleans up by itself; if it ended meanwhile, the root would stay mounted.
+func (d *daemon) await(ctx context.Context, namespace, id string) {
 	bundle := filepath.Join(bundlesDir(d.dir, namespace), id)
-	for late := time.Now().Add(30 * time.Second); time.Now().Before(late); {
+	for ctx.Err() == nil {
 		if _, err := os.Lstat(bundle); err != nil {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+		case <-time.After(5 * time.Millisecond):
+		}
 	}
 	d.log.Warn("containerd has not cleaned up", "container", id, "left", bundle)
 	unmount(filepath.Join(bundle, "rootfs"))

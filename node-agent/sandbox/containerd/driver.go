@@ -37,7 +37,7 @@ type Config struct {
 	Handlers []string
 	Dir      string // for what the driver keeps while it is open, on a tmpfs
 	// Plug returns the network namespace of a sandbox with that NIC.
-	Plug func(*sandbox.NIC) (*os.File, error)
+	Plug func(context.Context, *sandbox.NIC) (*os.File, error)
 	// Linked returns when the NIC there has a link; nil: it has one at once.
 	Linked func(ctx context.Context, namespace *os.File) error
 	// Unplug takes a NIC out again that outlives its sandbox; nil: none does.
@@ -226,7 +226,7 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec,
 		}
 	}
 	b := newBox(d, spec)
-	if b.net, err = d.plug(spec.NIC, tl); err != nil {
+	if b.net, err = d.plug(ctx, spec.NIC, tl); err != nil {
 		return nil, err
 	}
 	if err := b.furnish(ctx, tl); err != nil {
@@ -239,12 +239,13 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec,
 }
 
 // plug makes the sandbox's network namespace.
-func (d *Driver) plug(nic *sandbox.NIC, tl *timeline.Timeline) (*os.File, error) {
+func (d *Driver) plug(ctx context.Context, nic *sandbox.NIC,
+	tl *timeline.Timeline) (*os.File, error) {
 	if nic == nil {
 		return netns.New()
 	}
 	defer tl.Begin(timeline.CNI)()
-	return d.Plug(nic)
+	return d.Plug(ctx, nic)
 }
 
 // unplug takes the NIC out of a sandbox's network namespace before that goes. The kernel would do
@@ -367,7 +368,7 @@ func (d *Driver) clean(ctx context.Context, spec sandbox.Spec) (exit string, err
 	exit, err = d.remove(ctx, spec.ID)
 	if err == nil {
 		if d.daemon != nil {
-			d.daemon.await(d.Namespace, spec.ID)
+			d.daemon.await(ctx, d.Namespace, spec.ID)
 		}
 		// A runc that was killed while it made a container leaves that, and its own program,
 		// mounted there.

@@ -61,7 +61,7 @@ func move(from *os.File, name string, to *os.File, as string) error {
 	})
 }
 
-func (c *card) plug(*sandbox.NIC) (*os.File, error) {
+func (c *card) plug(context.Context, *sandbox.NIC) (*os.File, error) {
 	namespace, err := netns.New()
 	if err != nil {
 		return nil, err

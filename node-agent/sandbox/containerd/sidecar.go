@@ -106,8 +106,8 @@ func (d *Driver) unshare(id string) {
 	}
 }
 
-// atOnce returns how many of a sandbox's programs a runtime sees to side by side: so many as leaves
-// others their turn.
+// atOnce returns how many of one sandbox's programs are seen to side by side, whatever those of
+// others are at.
 func (d *Driver) atOnce() int { return max(2, cap(d.turns)) }
 
 // startSidecars starts the sandbox's sidecars.
@@ -162,26 +162,33 @@ func (b *box) find(ctx context.Context) (err error) {
 }
 
 // freezeAll pauses or resumes a sandbox's programs, as many side by side as are started so: a call
-// waits for it. Where one of several cannot be, the sandbox ends: it is not left half.
+// waits for it. Where one of several cannot be, the sandbox ends at once: it is not left half.
 func (b *box) freezeAll(ctx context.Context, pause bool) error {
 	b.freezing.Lock()
 	defer b.freezing.Unlock()
+	if len(b.sidecars) == 0 {
+		return b.freeze(ctx, pause)
+	}
 	var freezing errgroup.Group
 	freezing.SetLimit(b.driver.atOnce())
-	freezing.Go(func() error { return b.freeze(ctx, pause) })
+	freezing.Go(func() error {
+		err := b.freeze(ctx, pause)
+		if err != nil {
+			b.End(err)
+		}
+		return err
+	})
 	for _, s := range b.sidecars {
 		freezing.Go(func() error {
-			if err := s.freeze(ctx, pause); err != nil {
-				return fmt.Errorf("the sidecar %s: %w", s.name, err)
+			err := s.freeze(ctx, pause)
+			if err != nil {
+				err = fmt.Errorf("the sidecar %s: %w", s.name, err)
+				b.End(err)
 			}
-			return nil
+			return err
 		})
 	}
-	err := freezing.Wait()
-	if err != nil && len(b.sidecars) > 0 {
-		b.End(err)
-	}
-	return err
+	return freezing.Wait()
 }
 
 // A sidecarEnded is why a sandbox ends that has lost a sidecar.

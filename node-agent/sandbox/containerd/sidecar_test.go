@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -273,6 +275,70 @@ func TestSidecarsArePausedSideBySide(t *testing.T) {
 		listens(t, s, port)
 		ask(t, s, port, &is)
 	}
+}
+
+// A refusing task cannot be paused.
+type refusing struct{ client.Task }
+
+func (refusing) Pause(context.Context) error { return errors.New("refused") }
+
+// A hanging task is paused, unless its sandbox ends first.
+type hanging struct {
+	client.Task
+	sandbox *box
+	ended   chan<- bool
+}
+
+func (h hanging) Pause(ctx context.Context) error {
+	select {
+	case <-h.sandbox.Context().Done():
+		h.ended <- true
+	case <-ctx.Done():
+		h.ended <- false
+	}
+	return ctx.Err()
+}
+
+// A sandbox one of whose programs cannot be paused ends before the others are.
+func TestASandboxThatIsHalfPausedEndsAtOnce(t *testing.T) {
+	h := newHost(t)
+	d := h.open()
+	defer d.Close()
+	s, _, err := h.startWith(d, "both", h.beside("side", "9001"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	b, ended := s.(*box), make(chan bool, 1)
+	b.task = hanging{b.task, b, ended}
+	b.sidecars[0].task = refusing{b.sidecars[0].task}
+	if err := s.Pause(t.Context()); err == nil {
+		t.Error("it is paused")
+	}
+	if !<-ended {
+		t.Error("its end waited for the program that hung")
+	}
+	<-s.Done()
+	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "the sidecar side: refused") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// A daemon that does not clean up is waited for as long as who ends a sandbox has time.
+func TestADaemonThatDoesNotCleanUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &daemon{dir: t.TempDir(), log: slog.New(slog.DiscardHandler)}
+		if err := os.MkdirAll(filepath.Join(bundlesDir(d.dir, "test"), "one"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		begin := time.Now()
+		d.await(ctx, "test", "one")
+		if waited := time.Since(begin); waited != time.Second {
+			t.Errorf("it is waited for %v", waited)
+		}
+	})
 }
 
 // The output of no program waits for the end of another's.

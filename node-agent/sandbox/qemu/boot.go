@@ -176,7 +176,7 @@ func (b *boot) plug(h *handed) (err error) {
 		return nil
 	}
 	defer b.tl.Begin(timeline.CNI)()
-	if h.tap, err = b.config.Tap(nic); err != nil {
+	if h.tap, err = b.config.Tap(b.vm.Context(), nic); err != nil {
 		return err
 	}
 	if h.vhost, err = os.OpenFile("/dev/vhost-net", os.O_RDWR, 0); err != nil {

@@ -51,7 +51,7 @@ type Config struct {
 	Initrd  string
 	Further string // what Initrd lacks for the arm; empty: nothing
 	// Tap makes the tap device of a NIC other than a VF.
-	Tap        func(*sandbox.NIC) (*os.File, error)
+	Tap        func(context.Context, *sandbox.NIC) (*os.File, error)
 	Rooms      int           // how many rooms for VMMs are kept ready
 	BestEffort bool          // also where the host cannot enforce all limits
 	HugePages  bool          // guest memory from the host's 2 MiB huge pages
