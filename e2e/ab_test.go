@@ -22,29 +22,23 @@ func TestBenchAB(t *testing.T) {
 	}
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
-	var r controlplane.ABResult
-	out := must(t, "bench", "ab", "HEAD", "--slice", "50ms", "--within", "2s", "--json")
-	if err := json.Unmarshal([]byte(out), &r); err != nil {
-		t.Fatal(err)
+	// A sandbox may still be on its way back to the pool when the next call comes. On a busy
+	// machine one run of three may have many such calls.
+	expected, unexpected := 0, 0
+	for expected < 2 && unexpected < 2 {
+		var r controlplane.ABResult
+		out := must(t, "bench", "ab", "HEAD", "--slice", "50ms", "--within", "2s", "--json")
+		if err := json.Unmarshal([]byte(out), &r); err != nil {
+			t.Fatal(err)
+		}
+		if coldAsExpected(t, &r) {
+			expected++
+		} else {
+			unexpected++
+		}
 	}
-	for load, c := range map[string]*controlplane.Compared{"warm": r.ControlPlane,
-		"burst": r.Burst} {
-		if c.Pairs == 0 || c.Failed > 0 || c.PerSecond.Ratio <= 0 || c.PerCPUSecond.Ratio <= 0 {
-			t.Errorf("%s: %+v", load, c)
-		}
-		wantCold := map[string]float64{"burst": 1}[load]
-		// a sandbox may still be on its way back to the pool when the next call comes: on a busy
-		// machine this happens to some of the hundred calls of such a short run
-		const few = 0.2
-		for side, counts := range map[string]controlplane.Counts{"base": c.Base, "head": c.Head} {
-			if math.Abs(counts.ColdStarts-wantCold) > few || counts.ChildFaults > 0 {
-				t.Errorf("%s, %s: %+v; want %v cold starts of a call, no process", load, side,
-					counts, wantCold)
-			}
-			if counts.Allocations <= 0 || counts.Idle == 0 || counts.After == 0 {
-				t.Errorf("%s, %s: %+v", load, side, counts)
-			}
-		}
+	if unexpected == 2 {
+		t.Error("two runs had other cold starts than expected")
 	}
 	if left, _ := filepath.Glob(filepath.Join(tmp, "*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
@@ -53,6 +47,33 @@ func TestBenchAB(t *testing.T) {
 	if strings.Contains(string(trees), tmp) {
 		t.Errorf("a worktree is left:\n%s", trees)
 	}
+}
+
+// coldAsExpected checks a comparison, and reports whether its warm calls had next to no cold starts
+// and those of its burst one each.
+func coldAsExpected(t *testing.T, r *controlplane.ABResult) bool {
+	t.Helper()
+	expected := true
+	for load, c := range map[string]*controlplane.Compared{"warm": r.ControlPlane,
+		"burst": r.Burst} {
+		if c.Pairs == 0 || c.Failed > 0 || c.PerSecond.Ratio <= 0 || c.PerCPUSecond.Ratio <= 0 {
+			t.Errorf("%s: %+v", load, c)
+		}
+		wantCold := map[string]float64{"burst": 1}[load]
+		const few = 0.05
+		for side, counts := range map[string]controlplane.Counts{"base": c.Base, "head": c.Head} {
+			if math.Abs(counts.ColdStarts-wantCold) > few {
+				expected = false
+				t.Logf("%s, %s: %v cold starts of a call, not %v", load, side, counts.ColdStarts,
+					wantCold)
+			}
+			if counts.ChildFaults > 0 || counts.Allocations <= 0 || counts.Idle == 0 ||
+				counts.After == 0 {
+				t.Errorf("%s, %s: %+v", load, side, counts)
+			}
+		}
+	}
+	return expected
 }
 
 func TestBenchABOfNoCommit(t *testing.T) {

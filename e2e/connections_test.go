@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -29,22 +30,25 @@ func TestIdleConnectionsKeepNobodyFromCalling(t *testing.T) {
 	cmd.Args = append([]string{"sh", "-c", limit, cmd.Path}, cmd.Args[1:]...)
 	cmd.Path = "/bin/sh"
 	serving(t, cmd)
-	for range files + 50 {
-		conn, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-	}
 	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
-	client := &http.Client{Transport: &http.Transport{DialContext: from.DialContext},
-		Timeout: time.Minute}
-	defer client.CloseIdleConnections()
+	client := &http.Client{Transport: &http.Transport{DialContext: from.DialContext,
+		DisableKeepAlives: true}} // each call needs a connection of its own
 	key := guest(t)
 	for _, call := range [][2]string{{"PUT", ""}, {"POST", "?blocking=true"}} {
 		const action = `{"exec":{"kind":"python:3","code":"def main(args): return args"}}`
-		r, err := http.NewRequest(call[0], "http://"+address+"/api/v1/namespaces/_/actions/hello"+
-			call[1], strings.NewReader(action))
+		// after ten seconds the invoker drops them, and whoever they kept waiting is answered
+		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
+		defer cancel()
+		for range files + 50 {
+			conn, err := net.Dial("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+		}
+		r, err := http.NewRequestWithContext(ctx, call[0],
+			"http://"+address+"/api/v1/namespaces/_/actions/hello"+call[1],
+			strings.NewReader(action))
 		if err != nil {
 			t.Fatal(err)
 		}
