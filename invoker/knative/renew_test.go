@@ -52,10 +52,19 @@ func (r *renewer) pass(d time.Duration) {
 	r.until("the clock is read", func() bool { return r.looks.Load() > seen+20 })
 }
 
-// asks moves the clock, and says of which containers the tokens are renewed for it.
-func (r *renewer) asks(d time.Duration) (all []string) {
+// next returns what is renewed next.
+func (r *renewer) next() *node.RenewRequest {
+	r.t.Helper()
+	r.until("a token is renewed", func() bool { return len(r.asked) > 0 })
+	return <-r.asked
+}
+
+// asks moves the clock, and returns the containers whose tokens are renewed for it, so many at
+// least.
+func (r *renewer) asks(d time.Duration, least int) (all []string) {
 	r.t.Helper()
 	r.pass(d)
+	r.until("tokens are renewed", func() bool { return len(r.asked) >= least })
 	for len(r.asked) > 0 {
 		all = append(all, (<-r.asked).Sidecar)
 	}
@@ -90,11 +99,12 @@ func TestATokenIsRenewed(t *testing.T) {
 		{"name":"none","image":"example.com/none"},`))
 	h.ready("hello", "True")
 	h.shown(core+"events", "mounted alone (subPath) ends 10m0s after")
-	if all := r.asks(0); len(all) > 0 {
+	if all := r.asks(0, 0); len(all) > 0 {
 		t.Errorf("at once: %q", all)
 	}
 	first := h.started("hello-00001").Mounts
 	r.pass(firstRenewed)
+	h.until("both are", func() bool { return len(r.asked) > 1 })
 	seen := map[string]int{}
 	for len(r.asked) > 0 {
 		r := <-r.asked
@@ -133,7 +143,7 @@ func TestATokenIsRenewed(t *testing.T) {
 		want  string
 	}{{7 * time.Minute, "[]"}, {2 * time.Minute, `["" "side"]`}, {10 * time.Hour, `["" "side"]`},
 		{0, "[]"}} {
-		if all := r.asks(c.after); fmt.Sprintf("%q", all) != c.want {
+		if all := r.asks(c.after, strings.Count(c.want, `"`)/2); fmt.Sprintf("%q", all) != c.want {
 			t.Errorf("after %s: %q", c.after, all)
 		}
 	}
@@ -195,9 +205,10 @@ func TestOnlyTokensAreRenewed(t *testing.T) {
 	if files["x"] != "hush" || files["y"] != "v" {
 		t.Errorf("it has %q", files)
 	}
+	r.pass(0) // its first turn is set
 	r.pass(firstRenewed)
 	var names []string
-	for _, f := range (<-r.asked).Mounts[0].Files {
+	for _, f := range r.next().Mounts[0].Files {
 		names = append(names, f.Name)
 		if f.Name == "two" && strings.Split(string(f.Data), ".")[1] ==
 			strings.Split(files["z"], ".")[1] {
@@ -250,26 +261,27 @@ func TestATokenThatIsNotRenewed(t *testing.T) {
 			}
 			h.must("POST", objects+"services", with("hello", inFolder, ""))
 			h.ready("hello", "True")
+			r.pass(0) // its first turn is set
 			r.moved.Add(int64(firstRenewed))
-			<-r.asked
+			r.next()
 			if c.soon {
 				h.shown(core+"events", c.told)
 			}
 			r.pass(0) // its answer is taken in
 			r.moved.Add(int64(c.next))
-			<-r.asked
+			r.next()
 			r.pass(0)
 			if strings.Contains(h.table(core+"events"), "TokenNotRenewed") != c.soon {
 				t.Errorf("it is told of at once, or not: %s", h.table(core+"events"))
 			}
 			r.moved.Add(int64(5 * time.Minute)) // a token of 600 s may have ended
-			<-r.asked
+			r.next()
 			h.shown(core+"events", c.told)
 			r.pass(0)
 			well.Store(true)
 			r.moved.Add(int64(time.Minute))
-			<-r.asked
-			if all := r.asks(7 * time.Minute); len(all) > 0 {
+			r.next()
+			if all := r.asks(7*time.Minute, 0); len(all) > 0 {
 				t.Errorf("renewed too early: %q", all)
 			}
 		})
