@@ -119,7 +119,10 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 	e, err := w.keepChanged(ctx, old.kind, o, body, old, w.most(o.GetNamespace()))
 	if err == nil && !w.dry && e.object.GetDeletionTimestamp() != nil &&
 		len(e.object.GetFinalizers()) == 0 { // nothing holds it any more
-		err = ignoreMissing(w.remove(ctx, e))
+		if err = w.remove(ctx, e); apierrors.IsConflict(err) { // the reconcilers remove it, too
+			err = nil
+		}
+		err = ignoreMissing(err)
 	}
 	return e, err
 }
@@ -215,6 +218,9 @@ func (w *writer) check(ctx context.Context, k *kind, o, was object) error {
 			"the request: validation failed: " + wrong.Error()}}
 }
 
+// mostOwners bounds an object's owners: each of its changes is looked at for all of them.
+const mostOwners = 64
+
 // namesIn returns what Kubernetes has against an object's labels, those of its revisions, its
 // owners and its finalizers, of which none is added while it is about to go.
 func namesIn(o, was object) field.ErrorList {
@@ -223,6 +229,9 @@ func namesIn(o, was object) field.ErrorList {
 	wrong := slices.Concat(metavalidation.ValidateLabels(o.GetLabels(), meta.Child("labels")),
 		apivalidation.ValidateOwnerReferences(owners, meta.Child("ownerReferences")),
 		apivalidation.ValidateFinalizers(o.GetFinalizers(), meta.Child("finalizers")))
+	if len(owners) > mostOwners {
+		wrong = append(wrong, field.TooMany(meta.Child("ownerReferences"), len(owners), mostOwners))
+	}
 	if was != nil && was.GetDeletionTimestamp() != nil {
 		wrong = append(wrong, apivalidation.ValidateNoNewFinalizers(o.GetFinalizers(),
 			was.GetFinalizers(), meta.Child("finalizers"))...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -159,8 +160,8 @@ func (r *reconciler) collect(ctx context.Context, e *entry) (collected bool, err
 	owners := e.object.GetOwnerReferences()
 	for _, owner := range owners {
 		k := kindIn(owner)
-		if k == nil { // nobody knows here whether it is there
-			stay = append(stay, owner)
+		if k == nil || r.unusable(ref{k, name{e.name.namespace, owner.Name}}) {
+			stay = append(stay, owner) // nobody knows here whether it is there
 			continue
 		}
 		switch of := r.get(k, e.name.namespace, owner.Name); {
@@ -213,6 +214,10 @@ func (r *reconciler) unblock(ctx context.Context, e *entry) (*entry, error) {
 	return r.keep(ctx, e.kind, o, e, store.Unbounded)
 }
 
+// So many objects forget an owner that is orphaning before others have their turn: each waits for
+// the store's disk.
+const mostReleased = 100
+
 // ending does what an object that is about to go has its collector do, and removes it if nothing
 // else holds it.
 func (r *reconciler) ending(ctx context.Context, e *entry) error {
@@ -221,16 +226,23 @@ func (r *reconciler) ending(ctx context.Context, e *entry) error {
 	switch {
 	case slices.Contains(all, metav1.FinalizerOrphanDependents):
 		done = metav1.FinalizerOrphanDependents
-		for _, o := range r.owned(e) {
+		owned := r.owned(e)
+		for _, o := range owned[:min(len(owned), mostReleased)] {
 			if err := r.release(ctx, o, e); err != nil {
 				return err
 			}
+		}
+		if len(owned) > mostReleased {
+			r.queue.Add(ref{e.kind, e.name})
+			return nil
 		}
 	case slices.Contains(all, metav1.FinalizerDeleteDependents):
 		done = metav1.FinalizerDeleteDependents
 		blocked := false
 		for _, o := range r.owned(e) {
-			r.queue.Add(ref{o.kind, o.name})
+			if o.object.GetDeletionTimestamp() == nil {
+				r.queue.Add(ref{o.kind, o.name})
+			}
 			blocked = blocked || o.blocks(e)
 		}
 		if blocked {
@@ -253,55 +265,73 @@ func (r *reconciler) ending(ctx context.Context, e *entry) error {
 func (r *reconciler) release(ctx context.Context, e, owner *entry) error {
 	o := e.object.DeepCopyObject().(object)
 	o.SetOwnerReferences(slices.DeleteFunc(o.GetOwnerReferences(),
-		func(of metav1.OwnerReference) bool { return of.UID == owner.object.GetUID() }))
+		func(of metav1.OwnerReference) bool { return names(of, owner) }))
 	return r.mark(ctx, e, o)
 }
 
 // owned returns what an object owns.
-func (w *world) owned(of *entry) (all []*entry) {
-	for _, k := range kinds {
-		if k.Derived {
-			continue
-		}
-		list, _ := w.list(k, of.name.namespace)
-		for _, e := range list {
-			if e.reference(of) != nil {
-				all = append(all, e)
-			}
+func (r *reconciler) owned(of *entry) (all []*entry) {
+	for _, d := range r.naming(ref{of.kind, of.name}) {
+		e := r.get(d.kind, d.name.namespace, d.name.name)
+		if e != nil && e.reference(of) != nil {
+			all = append(all, e)
 		}
 	}
 	return all
 }
 
+// naming returns those that name an object as their owner, or a former one of its name.
+func (r *reconciler) naming(d ref) []ref {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.owners[d]))
+}
+
 // reference returns how an object names one as its owner; nil: it does not.
 func (e *entry) reference(to *entry) *metav1.OwnerReference {
 	for _, owner := range e.object.GetOwnerReferences() {
-		if owner.UID == to.object.GetUID() {
+		if names(owner, to) {
 			return &owner
 		}
 	}
 	return nil
 }
 
-// blocks reports whether an owner that goes after all that it owns waits for an object.
-func (e *entry) blocks(owner *entry) bool {
-	of := e.reference(owner)
-	return of != nil && ptr.Deref(of.BlockOwnerDeletion, false)
+func names(owner metav1.OwnerReference, e *entry) bool {
+	return owner.UID == e.object.GetUID() && owner.Name == e.name.name && kindIn(owner) == e.kind
 }
 
-// forsaken has those collected that an object owned which is gone.
-func (r *reconciler) forsaken(d ref) {
-	for _, k := range kinds {
-		if k.Derived {
-			continue
+// ownersOf returns those that an object names as its owners and that may be here.
+func ownersOf(e *entry) (all []ref) {
+	if e == nil {
+		return nil
+	}
+	for _, owner := range e.object.GetOwnerReferences() {
+		if k := kindIn(owner); k != nil {
+			all = append(all, ref{k, name{e.name.namespace, owner.Name}})
 		}
-		all, _ := r.list(k, d.name.namespace)
-		for _, e := range all {
-			for _, owner := range e.object.GetOwnerReferences() {
-				if owner.Name == d.name.name && kindIn(owner) == d.kind {
-					r.queue.Add(ref{k, e.name})
-				}
-			}
+	}
+	return all
+}
+
+// blocks reports whether an owner that goes after all that it owns waits for an object: not for one
+// that waits for it.
+func (e *entry) blocks(owner *entry) bool {
+	of := e.reference(owner)
+	return of != nil && ptr.Deref(of.BlockOwnerDeletion, false) &&
+		!(waitsForOwned(e.object) && owner.reference(e) != nil)
+}
+
+// forsaken has those collected that an object owned which was deleted, also where there is a new
+// one of its name.
+func (r *reconciler) forsaken(d ref) {
+	r.mu.Lock()
+	was := r.deleted[d]
+	delete(r.deleted, d)
+	r.mu.Unlock()
+	if was {
+		for _, of := range r.naming(d) {
+			r.queue.Add(of)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package knative
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/store/embedded"
 )
 
 const texts = "/api/v1/namespaces/ann/configmaps"
@@ -137,6 +140,180 @@ func TestSeveralOwners(t *testing.T) {
 	h.delete(texts+"/x", foreground)
 	h.gone(texts + "/x")
 	h.gone(texts + "/y")
+}
+
+// referring is a reference of an object to one of that kind, name and UID.
+func referring(kind, name, uid string, waits bool) string {
+	return fmt.Sprintf(`{"apiVersion":"v1","kind":%q,"name":%q,"uid":%q,"blockOwnerDeletion":%t}`,
+		kind, name, uid, waits)
+}
+
+// owners sets the owners of an object.
+func (h *house) owners(path string, all ...string) {
+	h.t.Helper()
+	h.must("PATCH", path, `{"metadata":{"ownerReferences":[`+strings.Join(all, ",")+`]}}`)
+}
+
+// An owner that waits goes on when what it waits for names it no more, and does not wait for who
+// waits for it, or for whoever only says its UID.
+func TestAnOwnerWaitsForNobodyElse(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	uid := func(of string) string { return string(h.is(texts + "/" + of).UID) }
+	to := func(of string) string { return referring("ConfigMap", of, uid(of), true) }
+	h.owned("x", nil)
+	h.owned("z", nil)
+	h.owned("y", map[string]bool{texts + "/x": true, texts + "/z": true})
+	h.delete(texts+"/x", foreground)
+	h.gone(texts + "/x")
+	if y := h.is(texts + "/y"); len(y.OwnerReferences) != 1 || y.DeletionTimestamp != nil {
+		t.Errorf("what stays is %+v", y)
+	}
+
+	h.owned("x", nil)
+	h.owned("held", map[string]bool{texts + "/x": true}, "example.com/mine")
+	h.delete(texts+"/x", foreground)
+	h.owners(texts + "/held")
+	h.gone(texts + "/x")
+
+	h.owned("self", nil)
+	h.owners(texts+"/self", to("self"))
+	h.delete(texts+"/self", foreground)
+	h.gone(texts + "/self")
+
+	h.owned("x", nil)
+	h.owned("liar", nil)
+	h.owners(texts+"/liar", referring("Lie", "x", uid("x"), true))
+	h.delete(texts+"/x", foreground)
+	h.gone(texts + "/x")
+	if h.is(texts+"/liar") == nil {
+		t.Error("what an unknown kind owns is gone")
+	}
+}
+
+// Owners of another UID or namespace are gone; those of kinds that do not last, or that are not
+// known here, count as there. There is a bound of them.
+func TestWhoCountsAsAnOwner(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.owned("a", nil)
+	for n, owner := range []string{referring("Pod", "none", "1", false),
+		referring("Service", "none", "1", false), referring("Lie", "none", "1", false)} {
+		name := fmt.Sprintf("stays-%d", n)
+		h.owned(name, nil)
+		h.owners(texts+"/"+name, owner)
+	}
+	for _, owner := range []string{referring("ConfigMap", "a", "1", false),
+		referring("Secret", "a", string(h.is(texts+"/a").UID), false)} {
+		h.owned("goes", nil)
+		h.owners(texts+"/goes", owner)
+		h.gone(texts + "/goes")
+	}
+	for n := range 3 {
+		if name := fmt.Sprintf("stays-%d", n); h.is(texts+"/"+name) == nil {
+			t.Errorf("%s is gone", name)
+		}
+	}
+	var many []string
+	for n := range 65 {
+		many = append(many, referring("ConfigMap", "a", fmt.Sprint(n), false))
+	}
+	if code, said := h.ask("PATCH", texts+"/a", "application/merge-patch+json",
+		`{"metadata":{"ownerReferences":[`+strings.Join(many, ",")+`]}}`); code != 422 ||
+		!strings.Contains(said, "64") {
+		t.Errorf("65 owners: %d %s", code, said)
+	}
+}
+
+// A collector does not look again and again at what is going, and at what an object owned of which
+// there is another one by now.
+func TestACollectorsTurns(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.owned("a", nil)
+	h.owned("b", map[string]bool{texts + "/a": true}, "example.com/mine")
+	h.delete(texts+"/a", foreground)
+	h.until("b is going", func() bool { return h.is(texts+"/b").DeletionTimestamp != nil })
+	find := func(of string) *entry { return h.api.world.get(configMaps, "ann", of) }
+	turns := func(r *reconciler) (all []string) {
+		for r.queue.Len() > 0 {
+			d, _ := r.queue.Get()
+			all = append(all, d.name.name)
+			r.queue.Done(d)
+		}
+		return all
+	}
+	r := newReconciler(h.api.road)
+	defer r.queue.ShutDown()
+	r.writer = h.api.reconcile.writer
+	r.follow(&event{what: "ADDED", entry: find("b")})
+	turns(r)
+	if err := r.ending(t.Context(), find("a")); err != nil {
+		t.Fatal(err)
+	}
+	if again := turns(r); len(again) > 0 {
+		t.Errorf("looked at again: %s", again)
+	}
+	r.follow(&event{what: "DELETED", entry: find("a"), before: find("a")})
+	turns(r)
+	if err := r.reconcile(t.Context(), ref{configMaps, find("a").name}); err != nil {
+		t.Fatal(err)
+	}
+	if left := turns(r); fmt.Sprint(left) != "[b]" {
+		t.Errorf("looked at: %s", left)
+	}
+}
+
+// What a crash left of deletions is done at the next start, however many objects an owner leaves.
+// What a document cannot say any more counts as there.
+func TestDeletionsOutliveACrash(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "store")
+	kept, err := embedded.Open(path, 64<<20, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(name, more string) {
+		body := fmt.Sprintf(`{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":%q,`+
+			`"namespace":"ann","uid":%q,"creationTimestamp":"2026-01-01T00:00:00Z"%s}}`,
+			name, name, more)
+		if _, err := kept.Put(t.Context(), store.Doc{Key: storeKey(configMaps, "ann", name),
+			Body: []byte(body)}, nil, store.Unbounded); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ending := func(finalizer string) string {
+		return fmt.Sprintf(`,"deletionTimestamp":"2026-01-01T00:00:00Z","finalizers":[%q]`, finalizer)
+	}
+	of := func(owner string) string {
+		return `,"ownerReferences":[` + referring("ConfigMap", owner, owner, true) + `]`
+	}
+	put("orphans", ending(metav1.FinalizerOrphanDependents))
+	for n := range mostReleased + 1 {
+		put(fmt.Sprintf("orphan-%d", n), of("orphans"))
+	}
+	put("waits", ending(metav1.FinalizerDeleteDependents))
+	put("awaited", of("waits"))
+	put("one", of("two")+ending(metav1.FinalizerDeleteDependents))
+	put("two", of("one")+ending(metav1.FinalizerDeleteDependents))
+	put("broken", `,"labels":3`)
+	put("kept", of("broken"))
+	if err := kept.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h, leave := newHouse(t, path, access.NewKey())
+	defer leave()
+	for _, name := range []string{"orphans", "waits", "awaited", "one", "two"} {
+		h.gone(texts + "/" + name)
+	}
+	for n := range mostReleased + 1 {
+		if is := h.is(fmt.Sprintf("%s/orphan-%d", texts, n)); is == nil ||
+			len(is.OwnerReferences) > 0 {
+			t.Errorf("the orphan %d is %+v", n, is)
+		}
+	}
+	if h.is(texts+"/kept") == nil {
+		t.Error("what a document owns that cannot be used is gone")
+	}
 }
 
 // While an object is about to go, another deletion says anew what is to come of what it owns.

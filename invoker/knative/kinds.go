@@ -165,13 +165,18 @@ func ownerOf(o object) (*metav1.OwnerReference, *kind) {
 	return nil, nil
 }
 
-// kindIn returns the kind that a reference names, if it is one of ours.
+// kindIn returns the kind that a reference names, if it is one of ours whose objects last: a Pod is
+// another after each start of the process.
 func kindIn(owner metav1.OwnerReference) *kind {
 	of, err := schema.ParseGroupVersion(owner.APIVersion)
 	if err != nil {
 		return nil
 	}
-	return known(of.WithKind(owner.Kind))
+	k := known(of.WithKind(owner.Kind))
+	if k == nil || k.Derived {
+		return nil
+	}
+	return k
 }
 
 // known returns the kind of that group and name, or nil.

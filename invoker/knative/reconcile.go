@@ -59,44 +59,43 @@ type reconciler struct {
 	road  *road
 	done  sync.WaitGroup
 
-	mu     sync.Mutex
-	of     map[ref]map[name]bool   // the routes to a configuration or a revision
-	proved map[types.UID]bool      // revisions whose first sandbox is being started
-	lacked map[types.UID]time.Time // when a revision was last without a Secret or ConfigMap
+	mu      sync.Mutex
+	of      map[ref]map[name]bool   // the routes to a configuration or a revision
+	owners  map[ref]map[ref]bool    // what names an object as its owner
+	deleted map[ref]bool            // owners of which the owned have not been told
+	proved  map[types.UID]bool      // revisions whose first sandbox is being started
+	lacked  map[types.UID]time.Time // when a revision was last without a Secret or ConfigMap
 }
 
 func newReconciler(r *road) *reconciler {
 	return &reconciler{
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[ref](soonest, latest)),
-		road: r, of: map[ref]map[name]bool{}, proved: map[types.UID]bool{},
-		lacked: map[types.UID]time.Time{},
+		road: r, of: map[ref]map[name]bool{}, owners: map[ref]map[ref]bool{},
+		deleted: map[ref]bool{}, proved: map[types.UID]bool{}, lacked: map[types.UID]time.Time{},
 	}
 }
 
-// follow puts into the queue what an event concerns: the object, its owner, the routes to it, and
-// what it owned. A status that follows from others alone does not concern its own object.
+// follow puts into the queue what an event concerns: the object, its owners, and the routes to it.
+// What it owned comes after it. A status that follows from others alone does not concern its own
+// object.
 func (r *reconciler) follow(e *event) {
 	if e.entry.kind.Derived {
 		return
 	}
 	n := e.entry.name
 	me := ref{e.entry.kind, n}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.own(e, me)
 	if k := me.kind; !e.noted || k != services && k != configurations && k != routes {
 		r.queue.Add(me)
-	}
-	for _, owner := range e.entry.object.GetOwnerReferences() {
-		if of := kindIn(owner); of != nil {
-			r.queue.Add(ref{of, name{n.namespace, owner.Name}})
-		}
 	}
 	if me.kind == routes {
 		for _, of := range r.road.domains.names(n) {
 			r.queue.Add(ref{domainMappings, name{n.namespace, of}})
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if e.what == "DELETED" {
 		delete(r.lacked, e.entry.object.GetUID())
 	}
@@ -121,6 +120,31 @@ func (r *reconciler) follow(e *event) {
 	}
 	for route := range r.of[me] {
 		r.queue.Add(ref{routes, route})
+	}
+}
+
+// own takes in whom an event's object names as its owners, and puts them into the queue, as well as
+// those that it does not name any more: they may have waited for it. The caller holds the lock.
+func (r *reconciler) own(e *event, me ref) {
+	for _, of := range ownersOf(e.before) {
+		delete(r.owners[of], me)
+		if len(r.owners[of]) == 0 {
+			delete(r.owners, of)
+		}
+		r.queue.Add(of)
+	}
+	if e.what == "DELETED" {
+		if r.owners[me] != nil {
+			r.deleted[me] = true
+		}
+		return
+	}
+	for _, of := range ownersOf(e.entry) {
+		if r.owners[of] == nil {
+			r.owners[of] = map[ref]bool{}
+		}
+		r.owners[of][me] = true
+		r.queue.Add(of)
 	}
 }
 
@@ -178,9 +202,9 @@ func (r *reconciler) run(ctx context.Context, w *writer) {
 }
 
 func (r *reconciler) reconcile(ctx context.Context, d ref) error {
+	r.forsaken(d)
 	e := r.get(d.kind, d.name.namespace, d.name.name)
 	if e == nil {
-		r.forsaken(d)
 		return nil
 	}
 	if e.object.GetDeletionTimestamp() != nil {

@@ -39,7 +39,7 @@ const (
 
 // tell says what has happened to an object, as Knative's controllers do.
 func (m *mirror) tell(e *event) {
-	if owner, of := ownerOf(e.entry.object); e.what == "ADDED" && owner != nil && !of.Derived {
+	if owner, of := ownerOf(e.entry.object); e.what == "ADDED" && owner != nil {
 		if by := m.world.get(of, e.entry.name.namespace, owner.Name); by != nil {
 			m.say(by, corev1.EventTypeNormal, "Created",
 				fmt.Sprintf("Created %s %q", e.entry.kind.Names.Kind, e.entry.name.name))

@@ -91,6 +91,8 @@ type world struct {
 	opened   bool
 	early    []store.Doc // what came before that
 
+	unread map[ref]bool // there is a document that cannot be used
+
 	kept  map[ref]uint64 // the store's revision of each object's document
 	later map[ref]bool   // those whose document is older than they are
 	busy  map[ref]*write // those whose document is being written
@@ -138,7 +140,7 @@ const changesOf = 1 << 20
 func newWorld() *world {
 	w := &world{objects: map[*kind]map[string]map[string]*entry{}, weights: map[string]int{},
 		floors: map[string]uint64{}, changed: make(chan struct{}),
-		kept: map[ref]uint64{}, later: map[ref]bool{}, busy: map[ref]*write{},
+		unread: map[ref]bool{}, kept: map[ref]uint64{}, later: map[ref]bool{}, busy: map[ref]*write{},
 		wake: make(chan struct{}, 1), over: make(chan struct{})}
 	for _, k := range kinds {
 		w.objects[k] = map[string]map[string]*entry{}
@@ -178,6 +180,7 @@ func openWorld(ctx context.Context, s store.Store, log *slog.Logger, purged func
 		}
 		if err != nil {
 			log.Error("a document of the store cannot be used", "err", err)
+			w.unread[ref{ofStore(string(doc.Kind)), name{doc.Namespace, doc.Name}}] = true
 		}
 	}
 	w.early = nil
@@ -240,6 +243,7 @@ func (w *world) take(doc store.Doc, o object, revision uint64) error {
 	k := ofStore(string(doc.Kind))
 	at := ref{k, name{doc.Namespace, doc.Name}}
 	before := w.find(k, at.name)
+	delete(w.unread, at)
 	if o == nil {
 		delete(w.kept, at)
 		delete(w.later, at)
@@ -375,6 +379,13 @@ func (w *world) get(k *kind, namespace, of string) *entry {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	return w.find(k, name{namespace, of})
+}
+
+// unusable reports whether an object may be there of which only a document is that cannot be used.
+func (w *world) unusable(at ref) bool {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return w.unread[at]
 }
 
 // list returns the objects of a namespace, by name, and the revision at which they are these.
