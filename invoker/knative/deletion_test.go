@@ -323,6 +323,7 @@ func TestADeletionIsChanged(t *testing.T) {
 	h.owned("a", nil)
 	h.owned("b", map[string]bool{texts + "/a": true}, "example.com/mine")
 	h.delete(texts+"/a", foreground)
+	h.until("b is going", func() bool { return h.is(texts+"/b").DeletionTimestamp != nil })
 	h.delete(texts+"/a", orphan)
 	h.gone(texts + "/a")
 	if code, said := h.ask("PATCH", texts+"/b", "application/merge-patch+json",
