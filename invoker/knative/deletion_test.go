@@ -154,8 +154,8 @@ func (h *house) owners(path string, all ...string) {
 	h.must("PATCH", path, `{"metadata":{"ownerReferences":[`+strings.Join(all, ",")+`]}}`)
 }
 
-// An owner that waits goes on when what it waits for names it no more, and does not wait for who
-// waits for it, or for whoever only says its UID.
+// An owner that waits goes on when what it waits for names it no more. It does not wait for one that
+// waits for it, or for one that only says its UID.
 func TestAnOwnerWaitsForNobodyElse(t *testing.T) {
 	h, leave := aHouse(t)
 	defer leave()
@@ -282,7 +282,8 @@ func TestDeletionsOutliveACrash(t *testing.T) {
 		}
 	}
 	ending := func(finalizer string) string {
-		return fmt.Sprintf(`,"deletionTimestamp":"2026-01-01T00:00:00Z","finalizers":[%q]`, finalizer)
+		return fmt.Sprintf(`,"deletionTimestamp":"2026-01-01T00:00:00Z","finalizers":[%q]`,
+			finalizer)
 	}
 	of := func(owner string) string {
 		return `,"ownerReferences":[` + referring("ConfigMap", owner, owner, true) + `]`
