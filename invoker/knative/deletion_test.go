@@ -154,8 +154,8 @@ func (h *house) owners(path string, all ...string) {
 	h.must("PATCH", path, `{"metadata":{"ownerReferences":[`+strings.Join(all, ",")+`]}}`)
 }
 
-// An owner that waits goes on when what it waits for names it no more. It does not wait for one that
-// waits for it, or for one that only says its UID.
+// An owner that waits goes on when what it waits for names it no more. It does not wait for one
+// that waits for it, or for one that only says its UID.
 func TestAnOwnerWaitsForNobodyElse(t *testing.T) {
 	h, leave := aHouse(t)
 	defer leave()

@@ -3,6 +3,7 @@ package knative
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -102,6 +103,13 @@ func TestAListsPiecesAreOfOneTime(t *testing.T) {
 	if chosen, text := ask("?labelSelector=l&continue="+first.Metadata.Continue, ""); len(
 		chosen.Items) != 0 {
 		t.Errorf("chosen by what has come since: %s", text)
+	}
+	for revision, code := range map[int64]int{0: 400, -2: 400,
+		int64(h.api.world.revision) + 1: 410, math.MaxInt64: 410} {
+		token := place{Revision: revision, Start: "a"}.token()
+		if p, text := ask("?limit=1&continue="+token, ""); p.Code != code || len(p.Items) > 0 {
+			t.Errorf("a token of the revision %d: %s", revision, text)
+		}
 	}
 
 	h.api.world.mu.Lock()

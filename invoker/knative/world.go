@@ -140,9 +140,9 @@ const changesOf = 1 << 20
 func newWorld() *world {
 	w := &world{objects: map[*kind]map[string]map[string]*entry{}, weights: map[string]int{},
 		floors: map[string]uint64{}, changed: make(chan struct{}),
-		unread: map[ref]bool{},
-		kept: map[ref]uint64{}, later: map[ref]bool{}, busy: map[ref]*write{},
-		wake: make(chan struct{}, 1), over: make(chan struct{})}
+		unread: map[ref]bool{}, kept: map[ref]uint64{}, later: map[ref]bool{},
+		busy: map[ref]*write{}, wake: make(chan struct{}, 1),
+		over: make(chan struct{})}
 	for _, k := range kinds {
 		w.objects[k] = map[string]map[string]*entry{}
 	}
