@@ -48,18 +48,18 @@ func tellTLS(server *http.Server) {
 // takeHTTP2 has a server take HTTP/2, too: over TLS from whoever chooses it there, and without TLS
 // as clients of gRPC speak it to services; to it an eitherConn's is without in both cases. A
 // connection has a bound of requests at once, of the time in which its client takes nothing, and of
-// the memory for what it sends. A request that nobody reads yet, as before a cold start, takes a
-// quarter of that at most: so others of its connection go on.
+// the memory for what it sends. A request that nobody reads yet, as before a cold start, takes
+// half of that at most: so others of its connection go on.
 func takeHTTP2(server *http.Server) {
 	const atOnce, takesNothing = 100, 30 * time.Second
-	const frame, window = 16 << 10, 1 << 20
+	const frame, window = 16 << 10, 256 << 10
 	server.Protocols = &http.Protocols{}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetHTTP2(true)
 	server.Protocols.SetUnencryptedHTTP2(true)
 	server.HTTP2 = &http.HTTP2Config{
 		MaxConcurrentStreams: atOnce, WriteByteTimeout: takesNothing, MaxReadFrameSize: frame,
-		MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window / 4}
+		MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window / 2}
 }
 
 // handshake is the first byte of a client that speaks TLS. No method of HTTP begins with it.

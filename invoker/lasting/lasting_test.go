@@ -11,7 +11,7 @@ import (
 // An answer may be silent for longer than its reader may take for a part of it; and a reader that
 // takes nothing ends it.
 func TestAnAnswerMayBeSilent(t *testing.T) {
-	const within = 200 * time.Millisecond
+	const within = 600 * time.Millisecond
 	ended := make(chan error, 2)
 	server := httptest.NewUnstartedServer(http.HandlerFunc(
 		func(w http.ResponseWriter, r *http.Request) {

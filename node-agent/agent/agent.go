@@ -133,7 +133,8 @@ func (a *Agent) Start(ctx context.Context, req *api.StartRequest) (*api.StartRep
 	}
 	if least := 64 + limits.SidecarMiB*len(req.Sidecars); int(req.MemoryMib) < least {
 		return nil, status.Errorf(codes.InvalidArgument,
-			"sandbox %s: memory of %d MiB; it needs at least %d", req.Id, req.MemoryMib, least)
+			"sandbox %s: memory of %d MiB; it needs at least %d, 16 of them for each sidecar",
+			req.Id, req.MemoryMib, least)
 	}
 	err := runtime.Prepare(&wire.Program{Protocol: req.Protocol})
 	if err == nil && req.Port > 65535 {

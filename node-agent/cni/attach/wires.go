@@ -316,13 +316,17 @@ func (n Netlink) Unplug(p Port) error {
 // it has: nobody on the host is to hear of one that a tenant chose.
 func comeHome(kernel *netlink.Handle, link netlink.Link, home *os.File) error {
 	nobodys := "vf" + strings.ToLower(rand.Text()[:13])
-	if err := kernel.LinkSetDown(link); err != nil { // else it keeps its name
-		return fmt.Errorf("setting %s down: %w", link.Attrs().Name, err)
+	err := kernel.LinkSetDown(link) // before Linux 6.2 one that is up keeps its name
+	if err == nil {
+		err = kernel.LinkSetName(link, nobodys)
 	}
-	if err := kernel.LinkSetName(link, nobodys); err != nil {
+	if err := move(kernel, link, home, nobodys); err != nil {
+		return err
+	}
+	if err != nil { // as where a process in there sets it up again: it comes home all the same
 		return fmt.Errorf("naming %s %s: %w", link.Attrs().Name, nobodys, err)
 	}
-	return move(kernel, link, home, nobodys)
+	return nil
 }
 
 // isNamespace reports whether a path still leads to a namespace: what is left of a bind mount that

@@ -70,9 +70,11 @@ func (s *Scon) keep(updates <-chan netlink.LinkUpdate, done <-chan struct{}) {
 		select {
 		case <-s.closing:
 			return
-		case _, more := <-updates:
+		case update, more := <-updates:
+			gone := update.Header.Type == unix.RTM_DELLINK
 			for more && len(updates) > 0 { // one look is enough for all that is known
-				_, more = <-updates
+				update, more = <-updates
+				gone = gone || update.Header.Type == unix.RTM_DELLINK
 			}
 			if !more {
 				if updates, err = linkUpdates(done); err != nil {
@@ -80,7 +82,9 @@ func (s *Scon) keep(updates <-chan netlink.LinkUpdate, done <-chan struct{}) {
 					updates = nil
 				}
 			}
-			s.rules = nil // the kernel drops chains of a device that goes
+			if gone || !more { // the kernel drops chains of a device that goes
+				s.rules = nil
+			}
 			if err = s.ports(); err == nil {
 				err = s.permit()
 			}
