@@ -42,14 +42,15 @@ func TestThroughAProxy(t *testing.T) {
 		}
 		defer to.Close()
 		w.WriteHeader(http.StatusOK)
-		from, _, err := w.(http.Hijacker).Hijack()
+		from, read, err := w.(http.Hijacker).Hijack()
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		defer from.Close()
 		var both sync.WaitGroup
-		both.Go(func() { _, _ = io.Copy(to, from); to.(*net.TCPConn).CloseWrite() })
+		// The server may have read the first byte of what follows the answer.
+		both.Go(func() { _, _ = io.Copy(to, read); to.(*net.TCPConn).CloseWrite() })
 		both.Go(func() { _, _ = io.Copy(from, to) })
 		both.Wait()
 	}))
