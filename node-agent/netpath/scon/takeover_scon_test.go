@@ -138,6 +138,16 @@ func TestAProgramBehindOursTurnsItOff(t *testing.T) {
 	}
 }
 
+// refuses waits until so many reasons against the express path are known. None may be so still, so
+// that is waited for as well.
+func (w *wired) refuses(reasons int) {
+	time.Sleep(2 * flushEvery)
+	for late := time.Now().Add(20 * time.Second); len(w.s.Refused()) != reasons &&
+		time.Now().Before(late); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // Two bridges may have their express paths by one uplink: neither turns the other off.
 func TestTwoBridgesHaveOneUplink(t *testing.T) {
 	w := wire(t)
@@ -180,8 +190,7 @@ func TestTwoBridgesHaveOneUplink(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	time.Sleep(2 * flushEvery)
-	if len(w.s.Refused()) != 1 {
+	if w.refuses(1); len(w.s.Refused()) != 1 {
 		t.Errorf("a program that nobody knows: %v", w.s.Refused())
 	}
 	beside := filepath.Join(w.s.Pins, "1-1")
@@ -193,8 +202,7 @@ func TestTwoBridgesHaveOneUplink(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = os.Remove(pin); _ = os.Remove(beside) }()
-	time.Sleep(2 * flushEvery)
-	if len(w.s.Refused()) > 0 {
+	if w.refuses(0); len(w.s.Refused()) > 0 {
 		t.Errorf("that of another version: %v", w.s.Refused())
 	}
 	if state, err := second.State(); err != nil || !state.Answered {
