@@ -89,11 +89,7 @@ func TestHTTP2IsCarriedWhole(t *testing.T) {
 // curlSecured has curl get a service's page by HTTPS, and returns that and the version of HTTP.
 func curlSecured(t *testing.T, k *knative, host string) string {
 	t.Helper()
-	program, err := exec.LookPath("curl")
-	if err != nil {
-		t.Skip("curl is not on PATH")
-	}
-	out, err := exec.CommandContext(t.Context(), program, "-sSk", "--connect-to", "::"+k.address,
+	out, err := exec.CommandContext(t.Context(), "curl", "-sSk", "--connect-to", "::"+k.address,
 		"-w", " by %{http_version}", "https://"+host).CombinedOutput()
 	if err != nil {
 		t.Errorf("curl: %v %s", err, out)

@@ -136,7 +136,8 @@ func TestWhatAFuzzerFindsFailsItsStep(t *testing.T) {
 // it runs. Its record counts tests, not steps.
 func TestATierIsLeftOutByItsRecord(t *testing.T) {
 	for _, c := range []struct{ holds, name, want string }{
-		{"yes", "slow?", "not run: slow, by its record: -tags=T ./rules/record -holds .ci/records/slow.json"},
+		{"yes", "slow?", "not run: slow, by its record: " +
+			"-tags=T ./rules/record -holds .ci/records/slow.json"},
 		{"", "slow?", "-tags=T ./rules/record .ci/records/slow.json 2 1"},
 		{"", "slow?", "4 passed, 0 failed"}, // the step, its two tests, the record
 		{"yes", "slow", "4 passed, 0 failed"},

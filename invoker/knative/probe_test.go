@@ -39,15 +39,21 @@ func TestAProgramThatIsDeadIsStartedAgain(t *testing.T) {
 	})
 }
 
-// A program that says that it is not ready gets no requests until it is.
-func TestAProgramThatIsNotReadyRests(t *testing.T) {
-	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
-	defer leave()
+// probed makes a service whose program rests where one probe of its readiness fails, and returns
+// how to count its ready sandboxes.
+func (h *house) probed() (ready func() int) {
 	h.must("POST", objects+"services", probing(`"readinessProbe":{"httpGet":{"path":"/x"},
 		"periodSeconds":1,"failureThreshold":1}`))
 	h.ready("hello", "True")
 	v := h.api.world.get(revisions, "ann", "hello-00001").object.(*v1.Revision)
-	ready := func() int { return h.pool.Ready(h.api.road.demand(v)) }
+	return func() int { return h.pool.Ready(h.api.road.demand(v)) }
+}
+
+// A program that says that it is not ready gets no requests until it is.
+func TestAProgramThatIsNotReadyRests(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	ready := h.probed()
 	for _, busy := range []codes.Code{codes.Unavailable, codes.ResourceExhausted} {
 		h.node.refuse.Store(uint32(busy)) // a node that is away says nothing of it
 		for until := time.Now().Add(1500 * time.Millisecond); time.Now().Before(until); {
@@ -74,11 +80,7 @@ func TestAProgramThatIsNotReadyRests(t *testing.T) {
 func TestASilentNodeSaysNothing(t *testing.T) {
 	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
 	defer leave()
-	h.must("POST", objects+"services", probing(`"readinessProbe":{"httpGet":{"path":"/x"},
-		"periodSeconds":1,"failureThreshold":1}`))
-	h.ready("hello", "True")
-	v := h.api.world.get(revisions, "ann", "hello-00001").object.(*v1.Revision)
-	ready := func() int { return h.pool.Ready(h.api.road.demand(v)) }
+	ready := h.probed()
 	h.node.silent.Store(true)
 	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); {
 		if ready() != 1 {
