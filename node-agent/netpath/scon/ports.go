@@ -70,11 +70,9 @@ func (s *Scon) keep(updates <-chan netlink.LinkUpdate, done <-chan struct{}) {
 		select {
 		case <-s.closing:
 			return
-		case update, more := <-updates:
-			gone := update.Header.Type == unix.RTM_DELLINK
+		case _, more := <-updates:
 			for more && len(updates) > 0 { // one look is enough for all that is known
-				update, more = <-updates
-				gone = gone || update.Header.Type == unix.RTM_DELLINK
+				_, more = <-updates
 			}
 			if !more {
 				if updates, err = linkUpdates(done); err != nil {
@@ -82,9 +80,7 @@ func (s *Scon) keep(updates <-chan netlink.LinkUpdate, done <-chan struct{}) {
 					updates = nil
 				}
 			}
-			if gone || !more { // the kernel drops chains of a device that goes
-				s.rules = nil
-			}
+			s.rules = nil // chains of a device go with it, and keep its former name
 			if err = s.ports(); err == nil {
 				err = s.permit()
 			}
