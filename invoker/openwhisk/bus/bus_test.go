@@ -47,8 +47,15 @@ func life(t *testing.T, brokers ...string) {
 	c.invoke(4)
 
 	t.Run("it pings", func(t *testing.T) {
-		c.until("two pings", func() bool { return len(c.pings) >= 2 })
-		if p := c.pings[0]; !p.Enabled || p.Name.String() != "invoker3" ||
+		var p message.Ping
+		c.until("two pings", func() bool {
+			if len(c.pings) < 2 {
+				return false
+			}
+			p = c.pings[0]
+			return true
+		})
+		if !p.Enabled || p.Name.String() != "invoker3" ||
 			p.Name.UserMemory != 1024 {
 			t.Errorf("%+v", p)
 		}

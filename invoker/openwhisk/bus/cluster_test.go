@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/url"
 	"os"
 	"strconv"
@@ -187,6 +188,7 @@ type cluster struct {
 	mu      sync.Mutex
 	seen    *sync.Cond
 	acks    map[string][]message.Ack // by activation, in the order of the topic
+	heard   int64                    // the offset behind the last acknowledgement in acks
 	pings   []message.Ping
 	events  []message.Event
 }
@@ -265,6 +267,7 @@ func (c *cluster) listen(ctx context.Context) {
 			var err error
 			switch r.Topic {
 			case prefix + "completed0":
+				c.heard = r.Offset + 1
 				var ack message.Ack
 				if ack, err = message.DecodeAck(r.Value); err == nil {
 					id := ack.ActivationID
@@ -323,6 +326,24 @@ func (c *cluster) acked(id string, n int) []message.Ack {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.acks[id]
+}
+
+// everyAck returns what has been acknowledged so far, all of it.
+func (c *cluster) everyAck() map[string][]message.Ack {
+	c.t.Helper()
+	topic := prefix + "completed0"
+	ends, err := kadm.NewClient(c.kafka).ListEndOffsets(c.t.Context(), topic)
+	if err == nil {
+		err = ends.Error()
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	end, _ := ends.Lookup(topic, 0)
+	c.until("every acknowledgement", func() bool { return c.heard >= end.Offset })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.acks)
 }
 
 // stored waits for the record of the activation, which is kept after it is acknowledged.

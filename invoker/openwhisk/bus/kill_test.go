@@ -100,8 +100,9 @@ func TestNothingRunsTwice(t *testing.T) {
 		runs[id]++
 	}
 	acked, lost := 0, 0
+	heard := c.everyAck()
 	for _, id := range asked {
-		acks := len(c.acks[id])
+		acks := len(heard[id])
 		switch {
 		case runs[id] > 1 || acks > 1:
 			t.Errorf("%s ran %d times and was acknowledged %d times", id, runs[id], acks)
