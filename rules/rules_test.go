@@ -252,7 +252,7 @@ var starters = map[string]string{
 	"node-agent/image":              "the command that makes images",
 	"node-agent/image/build":        "apt, dpkg-deb, depmod, make and go, when an artefact is built",
 	"node-agent/image/oci":          "itself, confined, to unpack an image of a stranger",
-	"node-agent/doctor":             "QEMU, to prove KVM",
+	"node-agent/hypervisor/probe":   "QEMU, to prove KVM",
 	"node-agent/hypervisor":         "QEMU, to ask it for its version and where its firmware is",
 	"node-agent/sandbox/qemu":       "QEMU, in a jail",
 	"node-agent/sandbox/jail":       "the VMM's launcher, and the dynamic loader, which lists libraries",

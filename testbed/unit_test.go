@@ -20,6 +20,25 @@ import (
 	"github.com/fastiov/fastiov/node-agent/procfs"
 )
 
+func TestNested(t *testing.T) {
+	root := t.TempDir()
+	if nested(root) {
+		t.Error("a machine without KVM nests")
+	}
+	parameter := filepath.Join(root, "sys/module/kvm_amd/parameters/nested")
+	if err := os.MkdirAll(filepath.Dir(parameter), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for value, want := range map[string]bool{"1": true, "Y": true, "0": false, "N": false} {
+		if err := os.WriteFile(parameter, []byte(value+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := nested(root); got != want {
+			t.Errorf("nested=%s: %v", value, got)
+		}
+	}
+}
+
 func TestConfigIsChecked(t *testing.T) {
 	for complaint, c := range map[string]Config{
 		"":            {},

@@ -10,7 +10,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/fastiov/fastiov/node-agent/doctor"
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	"github.com/fastiov/fastiov/node-agent/image"
 	"github.com/fastiov/fastiov/node-agent/image/build"
@@ -58,8 +57,7 @@ func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 	}
 	if c.Accel == "" {
 		l.cfg.Accel = "tcg"
-		kernel := func(context.Context) (string, error) { return l.img.Kernel, nil }
-		if doctor.Nests(ctx, kernel, l.qemu) {
+		if nests(ctx, l.img.Kernel, l.qemu) {
 			l.cfg.Accel = "kvm"
 		}
 	}

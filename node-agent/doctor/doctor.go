@@ -2,9 +2,7 @@
 //
 // A check looks at one thing and returns a finding: what is there, whether that is enough, and if
 // not, what to do. Checks of files take the directory that stands for "/", so that tests can show
-// them other machines. What files cannot prove is tried: a /dev/kvm that can be opened may still be
-// unable to run an ordinary kernel, so KVM counts as working only once a probe guest has printed
-// its message.
+// them other machines. What files cannot prove is tried: a probe guest shows that KVM works.
 package doctor
 
 import (

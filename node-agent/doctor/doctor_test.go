@@ -2,18 +2,12 @@ package doctor
 
 import (
 	"bytes"
-	"debug/elf"
 	"errors"
-	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/cavaliergopher/cpio"
 
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
 )
@@ -224,72 +218,5 @@ func TestKVMWithoutADevice(t *testing.T) {
 	if f := kvm(t.Context(), machine(t, nil), nil, hypervisor.QEMU{}); f.Verdict != No ||
 		!strings.Contains(f.Found, "no /dev/kvm") {
 		t.Errorf("%+v", f)
-	}
-}
-
-func TestNested(t *testing.T) {
-	for value, want := range map[string]bool{"1": true, "Y": true, "0": false, "N": false} {
-		if got := nested(machine(t,
-			map[string]string{"sys/module/kvm_amd/parameters/nested": value})); got != want {
-			t.Errorf("nested=%s: %v", value, got)
-		}
-	}
-	if nested(machine(t, nil)) {
-		t.Error("a machine without KVM nests")
-	}
-}
-
-func TestEmulatedCPUsAreGivenTime(t *testing.T) {
-	if patienceOf(
-		machine(t, map[string]string{"proc/cpuinfo": "model name : QEMU TCG CPU version 2.5+"})) <=
-		patienceOf(machine(t, nil)) {
-		t.Error("an emulated CPU is given no more time than a real one")
-	}
-}
-
-func TestListen(t *testing.T) {
-	r, w := io.Pipe()
-	go func() { fmt.Fprint(w, "booting\nfastiov-"); fmt.Fprint(w, "probe ok\n") }()
-	if last, err := listen(r, time.Minute, func() {}); err != nil {
-		t.Errorf("a guest that speaks: %q, %v", last, err)
-	}
-	if last, err := listen(strings.NewReader("booting\r\npanic"), time.Minute,
-		func() {}); err == nil || last != "panic" || !strings.Contains(err.Error(), "ended") {
-		t.Errorf("a guest that ends: %q, %v", last, err)
-	}
-	r, w = io.Pipe()
-	go fmt.Fprint(w, "Probing EDD\n")
-	if last, err := listen(r, time.Millisecond, func() { w.Close() }); err == nil ||
-		!strings.Contains(err.Error(), "hung") {
-		t.Errorf("a guest that hangs: %q, %v", last, err)
-	}
-}
-
-// TestProbeInit reads the probe's program but does not run it: it would switch this machine off.
-func TestProbeInit(t *testing.T) {
-	f, err := probeInitrd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		t.Fatal(err)
-	}
-	archive := cpio.NewReader(f)
-	header, err := archive.Next()
-	if err != nil || header.Name != "init" || header.Mode.Perm() != 0o755 {
-		t.Fatalf("%+v, %v", header, err)
-	}
-	program, err := io.ReadAll(archive)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e, err := elf.NewFile(bytes.NewReader(program))
-	if err != nil || e.Machine != elf.EM_X86_64 || e.Type != elf.ET_EXEC || len(e.Progs) != 1 ||
-		e.Progs[0].Filesz != uint64(len(program)) {
-		t.Fatalf("%+v, %v", e, err)
-	}
-	if !bytes.HasSuffix(program, []byte(probeWord+"\n")) {
-		t.Error("the message is not where the code looks for it")
 	}
 }

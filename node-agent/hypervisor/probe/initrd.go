@@ -1,4 +1,4 @@
-package doctor
+package probe
 
 import (
 	"bytes"
@@ -9,18 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probeWord is the probe guest's message.
-const probeWord = "fastiov-probe ok"
+// message is the line that the guest prints.
+const message = "fastiov-probe ok"
 
-// probeInitrd returns an unnamed file with an initramfs whose /init prints probeWord and powers
-// off.
-func probeInitrd() (*os.File, error) {
+// initramfs returns an unnamed file with one whose /init prints the message and powers off.
+func initramfs() (*os.File, error) {
 	fd, err := unix.MemfdCreate("initrd", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), "initrd")
-	init := probeInit()
+	init := program()
 	w := cpio.NewWriter(f)
 	err = w.WriteHeader(&cpio.Header{
 		Name: "init", Mode: cpio.TypeReg | 0o755, Size: int64(len(init)),
@@ -38,21 +37,21 @@ func probeInitrd() (*os.File, error) {
 	return f, nil
 }
 
-// probeInit returns a complete x86-64 program, so the doctor needs neither a compiler nor another
+// program returns a complete x86-64 program, so a probe needs neither a compiler nor another
 // program of ours.
-func probeInit() []byte {
+func program() []byte {
 	const (
 		base       = 0x400000
 		headers    = 64 + 56
 		exec, amd  = 2, 62
 		load, r, x = 1, 4, 1
 	)
-	message := []byte(probeWord + "\n")
+	line := []byte(message + "\n")
 	code := []byte{
 		0xb8, 1, 0, 0, 0, // mov eax, 1 (write)
 		0xbf, 1, 0, 0, 0, // mov edi, 1 (stdout)
-		0x48, 0x8d, 0x35, 31, 0, 0, 0, // lea rsi, [rip+31] (the message, after the code)
-		0xba, byte(len(message)), 0, 0, 0, // mov edx, its length
+		0x48, 0x8d, 0x35, 31, 0, 0, 0, // lea rsi, [rip+31] (the line, after the code)
+		0xba, byte(len(line)), 0, 0, 0, // mov edx, its length
 		0x0f, 0x05, // syscall
 		0xb8, 169, 0, 0, 0, // mov eax, 169 (reboot)
 		0xbf, 0xad, 0xde, 0xe1, 0xfe, // mov edi, 0xfee1dead
@@ -61,7 +60,7 @@ func probeInit() []byte {
 		0x0f, 0x05, // syscall
 		0xeb, 0xfe, // jmp to itself
 	}
-	size := uint64(headers + len(code) + len(message))
+	size := uint64(headers + len(code) + len(line))
 	var b bytes.Buffer
 	b.Write([]byte{0x7f, 'E', 'L', 'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 	for _, field := range []any{
@@ -74,6 +73,6 @@ func probeInit() []byte {
 		_ = binary.Write(&b, binary.LittleEndian, field)
 	}
 	b.Write(code)
-	b.Write(message)
+	b.Write(line)
 	return b.Bytes()
 }
