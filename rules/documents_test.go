@@ -46,3 +46,26 @@ func TestEveryAlertHasARemedy(t *testing.T) {
 		}
 	}
 }
+
+// TestAMapOfFilesHasThemAll: a doc.go may say in a table which file of its package holds what. A
+// reader takes what is not in it for nothing.
+func TestAMapOfFilesHasThemAll(t *testing.T) {
+	row := regexp.MustCompile(`(?m)^//\t\w+\.go +\S`)
+	maps := map[string]string{}
+	sources(t, func(path string) {
+		if text := read(t, path); filepath.Base(path) == "doc.go" && row.MatchString(text) {
+			maps[filepath.Dir(path)] = text
+		}
+	})
+	if len(maps) == 0 {
+		t.Fatal("there are no such tables")
+	}
+	sources(t, func(path string) {
+		file := filepath.Base(path)
+		text, has := maps[filepath.Dir(path)]
+		if has && filepath.Ext(file) == ".go" && file != "doc.go" &&
+			!strings.HasSuffix(file, "_test.go") && !strings.Contains(text, file) {
+			t.Errorf("%s is not in the table of its package's doc.go", path)
+		}
+	})
+}

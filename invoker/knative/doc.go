@@ -12,13 +12,20 @@
 // packages. A document of the store is an object without its resourceVersion, which counts the
 // changes that a process has seen.
 //
+//	knative.go    what an API is made of
 //	kinds.go      what Knative's definitions and Kubernetes's types say, made by `make generate`
 //	world.go      all objects and the newest events, over the store
 //	behind.go     what is written later, as nobody waits for a disk to learn it
-//	change.go     a change by Knative's rules;  core.go: by Kubernetes's
-//	api.go        the verbs;  watch.go, table.go, discover.go: their parts
+//	change.go     a change by Knative's rules;  core.go: by Kubernetes's;  cluster.go: its words
+//	api.go        the verbs;  watch.go, table.go, discover.go, warning.go: their parts
+//	choice.go     which objects a request is about;  page.go: a part of them;  readers.go: who stays
 //	reconcile.go  brings about what objects say;  route.go: where traffic goes;  domains.go: names
+//	deletion.go   what goes with what
 //	mirror.go     sandboxes as Pods, routes as Services, Events;  pods.go: their logs and columns
+//	telling.go    Events, as often as they are said
 //	demand.go     a revision as the pool and the node see it;  given.go: what its program is given
+//	notgiven.go   what it cannot be given;  tokens.go: who it is;  renew.go: for how long
+//	probe.go      whether a sandbox lives and is ready
+//	scale.go      how many sandboxes there are, by what load.go counts
 //	road.go       the way of a request;  told.go: what is told of it
 package knative

@@ -6,8 +6,8 @@
 // activation runs on when its caller goes away, as OpenWhisk's do: its record can be asked for.
 //
 //	api.go          what an API is made of, and its routes
-//	answer.go       JSON in and out, and its bounds
-//	auth.go         who calls, and from where
+//	answer.go       JSON in and out, and its bounds;  body.go, list.go: what is long
+//	auth.go         who calls, and from where;  denied.go: keys that open nothing, in the log
 //	info.go         what the endpoint says about itself
 //
 //	catalog.go      the entities, decoded in memory; changes by compare-and-swap
@@ -25,11 +25,11 @@
 //	sequence.go     … that a sequence names when it is put
 //	conductor.go    … that a conductor names one by one
 //	web.go          a web action: from any HTTP request to its answer
-//	promise.go      what was promised is kept, across a crash too
+//	promise.go      what was promised is kept, across a crash too;  seal.go: its caller's key
 //	run.go          from a call to the node and back
 //	record.go       how that went
-//	metrics.go      what Prometheus sees of refusals
-//	server.go       listeners, HTTPS, and their bounds
+//	metrics.go      what Prometheus sees of refusals;  collect.go: of bounds
+//	server.go       listeners and their bounds;  tls.go: certificates;  stop.go: how it ends
 //
 // Below it lie the rooms that do not need it: entity, activation, outcome, raw, runtime and web.
 // Only web among them knows HTTP. bus joins a cluster without this package.

@@ -36,12 +36,13 @@
 //	lease.go      what a caller does: Acquire, Release, Retry; and how its sandbox gets ready
 //	pool.go       the owner, and what its steps do outside
 //	workers.go    the goroutines in which leases are used
-//	remote.go     nodes: calls, and looking at what they have
-//	state.go      all that is known; file puts it in its place
+//	remote.go     nodes: calls, and looking at what they have;  ends.go: what ends there
+//	tell.go       what others hear of sandboxes;  probed.go: what those who probe them say
+//	state.go      all that is known; file puts it in its place, in a list of chain.go
 //	events.go     what happens to it
 //	decide.go     what is to be done: decide;  lines.go, claim.go, stem.go: its parts
-//	apply.go      the doing
+//	apply.go      the doing;  keep.go: how many a group is to have
 //	keepalive.go  policies
-//	why.go        what a demand waits for, and what the pool shows
+//	why.go        what a demand waits for, and what the pool shows;  collect.go: to Prometheus
 //	left.go       what a pool leaves warm for the next
 package pool

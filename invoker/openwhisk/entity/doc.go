@@ -10,7 +10,7 @@
 //	limits.go    what the limits of an action may be
 //	package.go   packages and bindings
 //	trigger.go   triggers and the rules that tie them to actions
-//	runtimes.go  runtimes.json: which image runs a kind
+//	runtimes.go  runtimes.json: which image runs a kind;  stemcell.go: what waits for a call
 //	arguments.go parameters laid package < binding < action < caller
 //
 // Input from outside is decoded strictly: a name that stands twice in an object, text that is not
