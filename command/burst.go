@@ -133,15 +133,10 @@ func simulate(
 	if err != nil {
 		return nil, err
 	}
-	closers := []func(){func() { os.RemoveAll(dir) }}
-	end = func() {
-		for i := len(closers) - 1; i >= 0; i-- {
-			closers[i]()
-		}
-	}
+	opened := closers{func() { os.RemoveAll(dir) }}
 	defer func() {
 		if err != nil {
-			end()
+			opened.close()
 		}
 	}()
 	var n nodeFlags
@@ -157,7 +152,7 @@ func simulate(
 	if err != nil {
 		return nil, err
 	}
-	closers = append(closers, own.close)
+	opened.onClose(own.close)
 	if _, missing := exec.LookPath("prometheus"); missing != nil {
 		fmt.Fprintln(b.Out,
 			"burst  no prometheus on PATH: what one would see is not held against sim; install the package prometheus")
@@ -166,9 +161,9 @@ func simulate(
 		if b.Scraped, stop, err = scraper.EverySecond(ctx, n.metrics, dir); err != nil {
 			return nil, err
 		}
-		closers = append(closers, stop)
+		opened.onClose(stop)
 	}
 	own.aim(b)
 	b.Sim = over.programmed(total)
-	return end, nil
+	return opened.close, nil
 }

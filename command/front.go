@@ -43,15 +43,7 @@ type front struct {
 	// The file that says which sandboxes were left for the next invoker; empty: none are.
 	warm    string
 	watched []live.Named // the nodes that the live page shows
-	closers []func()
-}
-
-func (f *front) onClose(close func()) { f.closers = append(f.closers, close) }
-
-func (f *front) close() {
-	for n := len(f.closers) - 1; n >= 0; n-- {
-		f.closers[n]()
-	}
+	closers
 }
 
 func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string,

@@ -39,18 +39,10 @@ type node struct {
 	cache    *image.Cache   // nil where nothing is pulled
 	bridge   *bridge.Bridge // nil where sandboxes have no port of one
 	// The MiB that admission may hand out, if that was measured on an empty node.
-	empty   int
-	adopt   func()
-	reload  func() error // has what changed in its flags hold
-	closers []func()
-}
-
-func (n *node) onClose(f func()) { n.closers = append(n.closers, f) }
-
-func (n *node) close() {
-	for i := len(n.closers) - 1; i >= 0; i-- {
-		n.closers[i]()
-	}
+	empty  int
+	adopt  func()
+	reload func() error // has what changed in its flags hold
+	closers
 }
 
 // openNode builds the node and serves its API on the Unix socket in its run directory. Its caller

@@ -15,44 +15,38 @@ type own struct {
 	*node
 	front *front
 	api   api.NodeClient
-	close func()
+	closers
 }
 
 // openOwn opens a node and an invoker. Its caller may have to hold the lock of the run directory.
 func openOwn(ctx context.Context, n *nodeFlags, i *invokerFlags, log *slog.Logger) (
-	o *own, err error,
+	_ *own, err error,
 ) {
 	ctx, cancel := context.WithCancel(ctx)
-	closers := []func(){cancel}
-	end := func() {
-		for i := len(closers) - 1; i >= 0; i-- {
-			closers[i]()
-		}
-	}
-	o = &own{close: end}
+	o := &own{closers: closers{cancel}}
 	defer func() {
 		if err != nil {
-			end()
+			o.close()
 		}
 	}()
 	i.listen, i.https, i.storage = "127.0.0.1:0", "", ""
 	if o.front, err = i.open(ctx, n.runDir, n.stateDir, log); err != nil {
 		return nil, err
 	}
-	closers = append(closers, o.front.close)
+	o.onClose(o.front.close)
 	if o.node, err = openNode(ctx, n, newRegistry(asBoth), log); err != nil {
 		return nil, err
 	}
-	closers = append(closers, o.node.close)
+	o.onClose(o.node.close)
 	stop, err := serveMetrics(n.metrics, nobodyElse, metrics.Page(o.registry), nil, nil, log)
 	if err != nil {
 		return nil, err
 	}
-	closers = append(closers, stop)
+	o.onClose(stop)
 	o.api = api.Local(o.agent)
 	served := make(chan error, 1)
 	go func() { served <- o.front.serve(ctx, i.pool(), o.api, o.registry) }()
-	closers = append(closers, func() {
+	o.onClose(func() {
 		cancel()
 		<-served // the result has its answers
 	})
