@@ -34,6 +34,7 @@ type front struct {
 	cfg      openwhisk.Config
 	plain    net.Listener
 	secure   net.Listener // nil: none
+	secured  *tls.Config  // of both: how HTTPS is spoken
 	runDir   string
 	stateDir string
 	drain    time.Duration
@@ -91,8 +92,8 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string,
 	if err != nil {
 		return nil, err
 	}
-	secured := securedBy(certificate)
-	f.plain = either{f.cfg.Connections.Bound(f.plain, openwhisk.NoConnection), secured}
+	f.secured = securedBy(certificate)
+	f.plain = either{f.cfg.Connections.Bound(f.plain, openwhisk.NoConnection), f.secured}
 	served := []net.Listener{f.plain}
 	if i.https != "" {
 		listener, err := f.open(whatListen, "https", i.https)
@@ -100,7 +101,7 @@ func (i *invokerFlags) open(ctx context.Context, runDir, stateDir string,
 			return nil, err
 		}
 		served = append(served, listener)
-		f.secure = tls.NewListener(f.cfg.Connections.Bound(listener, nil), secured)
+		f.secure = tls.NewListener(f.cfg.Connections.Bound(listener, nil), f.secured)
 	}
 	if len(inheritedDoors()) == 0 { // else the process that opened them has noted it
 		if err := noteListen(runDir, served...); err != nil {

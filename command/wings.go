@@ -77,6 +77,7 @@ func openKnative(
 	if err != nil {
 		return nil, nil, err
 	}
+	a.Secure(f.secured)
 	return a.Over(next), a.Close, nil
 }
 

@@ -15,6 +15,9 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
 	"knative.dev/pkg/apis/duck/v1"
 	"knative.dev/serving/pkg/apis/serving/v1beta1"
 	beta "knative.dev/serving/pkg/client/clientset/versioned/typed/serving/v1beta1"
@@ -271,6 +274,14 @@ func TestKn(t *testing.T) {
 	k.named("hello.example.com", 200)
 	c.says([]said{
 		{"domain delete hello.example.com", "deleted"},
+	})
+	trusted := k.secretFor("safe.example.com")
+	c.says([]said{
+		{"domain create safe.example.com --ref ksvc:hello --tls tls", "created"},
+		{"domain describe safe.example.com", "https://safe.example.com"},
+	})
+	k.safely("safe.example.com", trusted)
+	c.says([]said{
 		{"service update hello --untag old --traffic @latest=100", "latest revision"},
 		{"revision delete hello-00001", "deleted"},
 		{"source list", "!"},
@@ -323,5 +334,52 @@ func (k *knative) mapByClientset() {
 	}
 	if err := to.Delete(ctx, m.Name, metav1.DeleteOptions{}); err != nil {
 		k.t.Error(err)
+	}
+	trusted := k.secretFor("safe.example.com")
+	safe := &v1beta1.DomainMapping{Spec: *m.Spec.DeepCopy()}
+	safe.Name, safe.Spec.Ref.Name = "safe.example.com", "hello"
+	safe.Spec.TLS = &v1beta1.SecretTLS{SecretName: "tls"}
+	if _, err := to.Create(ctx, safe, metav1.CreateOptions{}); err != nil {
+		k.t.Fatal(err)
+	}
+	k.safely(safe.Name, trusted)
+}
+
+// secretFor makes the Secret "tls" with a certificate for a name, and returns that one's file.
+func (k *knative) secretFor(host string) (trusted string) {
+	k.t.Helper()
+	keys, o := selfSigned(k.t, host), &unstructured.Unstructured{}
+	data := map[string]any{}
+	for key, file := range map[string]string{"tls.crt": keys.Cert, "tls.key": keys.Key} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			k.t.Fatal(err)
+		}
+		data[key] = string(text)
+	}
+	o.SetUnstructuredContent(map[string]any{"kind": "Secret", "apiVersion": "v1",
+		"type": "kubernetes.io/tls", "stringData": data})
+	o.SetName("tls")
+	all := dynamic.NewForConfigOrDie(k.config).Resource(schema.GroupVersionResource{
+		Version: "v1", Resource: "secrets"}).Namespace("guest")
+	if _, err := all.Create(k.t.Context(), o, metav1.CreateOptions{}); err != nil {
+		k.t.Fatal(err)
+	}
+	return keys.Cert
+}
+
+// safely has curl, which trusts one certificate alone, get the page of a name as soon as its
+// mapping is ready.
+func (k *knative) safely(host, trusted string) {
+	k.t.Helper()
+	for late := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		out, err := exec.CommandContext(k.t.Context(), "curl", "-sSf", "--cacert", trusted,
+			"--connect-to", "::"+k.address, "https://"+host+"/").CombinedOutput()
+		if err == nil && strings.HasPrefix(string(out), "sim: GET / of ") {
+			return
+		}
+		if time.Now().After(late) {
+			k.t.Fatalf("curl: %v %s", err, out)
+		}
 	}
 }

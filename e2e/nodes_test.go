@@ -6,6 +6,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
 	"math/big"
@@ -23,18 +24,19 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// selfSigned returns a certificate for 127.0.0.1 that is its own CA, so each of its holders accepts
-// the others.
-func selfSigned(t *testing.T) api.Keys {
+// selfSigned returns a certificate for 127.0.0.1 and some names that is its own CA, so each of its
+// holders accepts the others.
+func selfSigned(t *testing.T, names ...string) api.Keys {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		IsCA:        true, BasicConstraintsValid: true,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "fastiov"},
+		NotAfter:    time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: names,
+		IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)

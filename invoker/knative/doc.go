@@ -20,6 +20,7 @@
 //	api.go        the verbs;  watch.go, table.go, discover.go, warning.go: their parts
 //	choice.go     which objects a request is about;  page.go: a part of them;  readers.go: who stays
 //	reconcile.go  brings about what objects say;  route.go: where traffic goes;  domains.go: names
+//	certificates.go  by which those are shown
 //	deletion.go   what goes with what
 //	mirror.go     sandboxes as Pods, routes as Services, Events;  pods.go: their logs and columns
 //	telling.go    Events, as often as they are said

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	"knative.dev/networking/pkg/apis/networking/v1alpha1"
 	"knative.dev/pkg/apis"
 	duckv1 "knative.dev/pkg/apis/duck/v1"
@@ -13,41 +14,54 @@ import (
 	"knative.dev/serving/pkg/apis/serving/v1beta1"
 )
 
-// Domains holds the names of their own that services have: which namespace has a name, and which
-// route it leads to. A name is the namespace's that had it first, until that gives it up.
+// Domains holds the names of their own that services have: which namespace has a name, which route
+// it leads to, and by which Secret's certificate it is shown. A name is the namespace's that had it
+// first, until that gives it up.
 type domains struct {
 	below []string // names are below one of these; *: any name
 	own   string   // the domain of services, below which no name is mapped
 
 	mu     sync.RWMutex
-	owners map[string]string        // namespaces, by name
-	leads  map[string]name          // routes, by name
-	to     map[name]map[string]bool // names, by the route that they are for
+	owners map[string]string       // namespaces, by name
+	leads  map[string]name         // routes, by name
+	shown  map[string]name         // Secrets, by name
+	to     map[ref]map[string]bool // names, by the routes and Secrets that they are for
+	pairs  map[name]keyPair        // of Secrets
 }
 
 func newDomains(own string, below []string) *domains {
 	return &domains{below: below, own: own, owners: map[string]string{}, leads: map[string]name{},
-		to: map[name]map[string]bool{}}
+		shown: map[string]name{}, to: map[ref]map[string]bool{}, pairs: map[name]keyPair{}}
 }
 
-// follow takes in a DomainMapping as it is now: its status says whether it has its name.
+// follow takes in a DomainMapping as it is now, whose status says whether it has its name, and what
+// a Secret has.
 func (d *domains) follow(e *event) {
-	o, is := e.entry.object.(*v1beta1.DomainMapping)
-	if !is {
-		return
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	switch o := e.entry.object.(type) {
+	case *v1beta1.DomainMapping:
+		d.followMapping(e, o)
+	case *corev1.Secret:
+		if delete(d.pairs, e.entry.name); e.what != "DELETED" {
+			d.pairs[e.entry.name] = pairOf(o)
+		}
+	}
+}
+
+func (d *domains) followMapping(e *event, o *v1beta1.DomainMapping) {
 	if e.before != nil {
-		was := routeFor(e.before.object.(*v1beta1.DomainMapping))
-		delete(d.to[was], o.Name)
-		if len(d.to[was]) == 0 {
-			delete(d.to, was)
+		for _, was := range needsOf(e.before.object.(*v1beta1.DomainMapping)) {
+			delete(d.to[was], o.Name)
+			if len(d.to[was]) == 0 {
+				delete(d.to, was)
+			}
 		}
 	}
 	mine := d.owners[o.Name] == o.Namespace
 	if mine {
 		delete(d.leads, o.Name)
+		delete(d.shown, o.Name)
 	}
 	if e.what == "DELETED" {
 		if mine {
@@ -55,19 +69,38 @@ func (d *domains) follow(e *event) {
 		}
 		return
 	}
-	route := routeFor(o)
-	if d.to[route] == nil {
-		d.to[route] = map[string]bool{}
+	for _, of := range needsOf(o) {
+		if d.to[of] == nil {
+			d.to[of] = map[string]bool{}
+		}
+		d.to[of][o.Name] = true
 	}
-	d.to[route][o.Name] = true
-	if o.Status.GetCondition(v1beta1.DomainMappingConditionDomainClaimed).IsTrue() &&
-		d.has(o.Namespace, o.Name) && o.Status.GetCondition(apis.ConditionReady).IsTrue() {
-		d.leads[o.Name] = route
+	if !o.Status.GetCondition(v1beta1.DomainMappingConditionDomainClaimed).IsTrue() ||
+		!d.has(o.Namespace, o.Name) {
+		return
+	}
+	if o.Spec.TLS != nil {
+		d.shown[o.Name] = secretFor(o)
+	}
+	if o.Status.GetCondition(apis.ConditionReady).IsTrue() {
+		d.leads[o.Name] = routeFor(o)
 	}
 }
 
 // routeFor returns the route that a mapping is for: a service's has the service's name.
 func routeFor(o *v1beta1.DomainMapping) name { return name{o.Namespace, o.Spec.Ref.Name} }
+
+// secretFor returns the Secret whose certificate a mapping is to be shown by.
+func secretFor(o *v1beta1.DomainMapping) name { return name{o.Namespace, o.Spec.TLS.SecretName} }
+
+// needsOf returns what a mapping cannot be without.
+func needsOf(o *v1beta1.DomainMapping) []ref {
+	all := []ref{{routes, routeFor(o)}}
+	if o.Spec.TLS != nil {
+		all = append(all, ref{secrets, secretFor(o)})
+	}
+	return all
+}
 
 // has gives a name to a namespace unless another has it, or nobody may. The caller holds the lock.
 func (d *domains) has(namespace, of string) bool {
@@ -123,11 +156,11 @@ func (d *domains) behind(of string) (route name, is bool) {
 	return d.leads[of], d.owners[of] != ""
 }
 
-// names returns the names that are for a route.
-func (d *domains) names(route name) (all []string) {
+// names returns the names that are for a route, or are shown by a Secret's certificate.
+func (d *domains) names(to ref) (all []string) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	for of := range d.to[route] {
+	for of := range d.to[to] {
 		all = append(all, of)
 	}
 	return all
@@ -138,13 +171,13 @@ func (r *reconciler) mapping(e *entry, o *v1beta1.DomainMapping) error {
 	st := &o.Status
 	st.InitializeConditions()
 	st.ObservedGeneration = o.Generation
-	st.URL = r.road.at(&apis.URL{Scheme: "http", Host: o.Name})
-	st.Address = &duckv1.Addressable{URL: st.URL}
+	scheme := "http"
 	if o.Spec.TLS != nil {
-		st.MarkCertificateProvisionFailed(o.Spec.TLS.SecretName)
-	} else {
-		st.MarkTLSNotEnabled(v1beta1.ExternalDomainTLSNotEnabledMessage)
+		scheme = "https"
 	}
+	st.URL = r.road.at(&apis.URL{Scheme: scheme, Host: o.Name})
+	st.Address = &duckv1.Addressable{URL: st.URL}
+	r.certified(o)
 	if why := r.road.domains.refuses(o.Name); why != "" {
 		st.MarkDomainClaimFailed(why)
 		return r.report(e, o)

@@ -76,9 +76,9 @@ func newReconciler(r *road) *reconciler {
 	}
 }
 
-// follow puts into the queue what an event concerns: the object, its owners, and the routes to it.
-// What it owned comes after it. A status that follows from others alone does not concern its own
-// object.
+// follow puts into the queue what an event concerns: the object, its owners, the routes to it, and
+// the mappings that need it. What it owned comes after it. A status that follows from others alone
+// does not concern its own object.
 func (r *reconciler) follow(e *event) {
 	if e.entry.kind.Derived {
 		return
@@ -91,10 +91,8 @@ func (r *reconciler) follow(e *event) {
 	if k := me.kind; !e.noted || k != services && k != configurations && k != routes {
 		r.queue.Add(me)
 	}
-	if me.kind == routes {
-		for _, of := range r.road.domains.names(n) {
-			r.queue.Add(ref{domainMappings, name{n.namespace, of}})
-		}
+	for _, of := range r.road.domains.names(me) {
+		r.queue.Add(ref{domainMappings, name{n.namespace, of}})
 	}
 	if e.what == "DELETED" {
 		delete(r.lacked, e.entry.object.GetUID())

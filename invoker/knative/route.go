@@ -128,8 +128,11 @@ func namesBelow(domain string) (*config.Config, error) {
 
 // at returns a URL with the port that this machine serves it at.
 func (r *road) at(u *apis.URL) *apis.URL {
-	there := *u
-	if r.port != "" && r.port != "80" {
+	there, usual := *u, "80"
+	if u.Scheme == "https" {
+		usual = "443"
+	}
+	if r.port != "" && r.port != usual {
 		there.Host += ":" + r.port
 	}
 	return &there

@@ -1,0 +1,97 @@
+package knative
+
+import (
+	"crypto/rsa"
+	"crypto/tls"
+	"fmt"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"knative.dev/serving/pkg/apis/serving/v1beta1"
+)
+
+// A name of a DomainMapping may have a certificate of its own: that of a Secret of its namespace.
+// Clients that ask for the name by SNI are shown it, and all others the listener's.
+
+// A keyPair returns what a Secret has of one, read when it is first asked for: whoever takes in a
+// Secret has no time for that.
+type keyPair func() (*tls.Certificate, error)
+
+// An owner's key works for everybody who connects, so it has bounds: RSA of 4096 bits takes
+// milliseconds of a CPU already.
+const mostKey, mostChain, mostBits = 8 << 10, 64 << 10, 4096
+
+func pairOf(s *corev1.Secret) keyPair {
+	return sync.OnceValues(func() (*tls.Certificate, error) {
+		chain, key := s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]
+		if len(chain) > mostChain || len(key) > mostKey {
+			return nil, fmt.Errorf("secret %q is too large: %s may have %d KiB, and %s %d KiB",
+				s.Name, corev1.TLSCertKey, mostChain>>10, corev1.TLSPrivateKeyKey, mostKey>>10)
+		}
+		pair, err := tls.X509KeyPair(chain, key)
+		if err != nil {
+			return nil, fmt.Errorf("secret %q has no key pair in %s and %s: %w", s.Name,
+				corev1.TLSCertKey, corev1.TLSPrivateKeyKey, err)
+		}
+		if rsa, is := pair.PrivateKey.(*rsa.PrivateKey); is && rsa.N.BitLen() > mostBits {
+			return nil, fmt.Errorf("secret %q has a key of %d bits, and may have %d", s.Name,
+				rsa.N.BitLen(), mostBits)
+		}
+		return &pair, nil
+	})
+}
+
+// pair returns the key pair of a Secret.
+func (d *domains) pair(of name) (*tls.Certificate, error) {
+	d.mu.RLock()
+	pair := d.pairs[of]
+	d.mu.RUnlock()
+	if pair == nil {
+		return nil, fmt.Errorf("secret %q not found", of.name)
+	}
+	return pair()
+}
+
+// certificate returns by what a name is shown; nil: by the listener's own certificate.
+func (d *domains) certificate(of string) *tls.Certificate {
+	d.mu.RLock()
+	secret, has := d.shown[of]
+	d.mu.RUnlock()
+	if !has {
+		return nil
+	}
+	pair, _ := d.pair(secret) // the mapping's condition says what is wrong
+	return pair
+}
+
+// certified says in a mapping's status whether it has the certificate that it names.
+func (r *reconciler) certified(o *v1beta1.DomainMapping) {
+	if o.Spec.TLS == nil {
+		o.Status.MarkTLSNotEnabled(v1beta1.ExternalDomainTLSNotEnabledMessage)
+		return
+	}
+	o.Status.MarkCertificateNotRequired(v1beta1.TLSCertificateProvidedExternally)
+	if _, err := r.road.domains.pair(secretFor(o)); err != nil {
+		o.Status.MarkCertificateProvisionFailed(o.Spec.TLS.SecretName)
+		failed := o.Status.GetCondition(v1beta1.DomainMappingConditionCertificateProvisioned)
+		o.GetConditionSet().Manage(&o.Status).MarkFalse(failed.Type, failed.Reason, "%s %v",
+			failed.Message, err)
+	}
+}
+
+// Secure has a listener show who asks for a mapped name its certificate. Such a client resumes no
+// former session, since it would not see that the certificate, or the name's owner, is another.
+func (a *API) Secure(listener *tls.Config) {
+	listener.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		certificate := a.road.domains.certificate(bare(hello.ServerName))
+		if certificate == nil {
+			return nil, nil
+		}
+		own := listener.Clone()
+		own.GetConfigForClient, own.SessionTicketsDisabled = nil, true
+		own.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return certificate, nil
+		}
+		return own, nil
+	}
+}
