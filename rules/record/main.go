@@ -116,8 +116,9 @@ func write(file string, tests, minutes int, packages []string) (said string, err
 	return file + " is written", os.WriteFile(file, append(content, '\n'), 0o644)
 }
 
-// hash covers each file, except prose, in the folders of the packages, of their imports and of
-// their tests' imports. That is more than the tests depend on, and never less.
+// hash covers each file in the folders of the packages, of their imports and of their tests'
+// imports, except prose and the tests of what is imported. That is more than the tests depend on,
+// and never less.
 func hash(record string, packages []string) (string, error) {
 	const ours = "{{if .Module}}{{if .Module.Main}}{{.Dir}}{{end}}{{end}}"
 	list := append([]string{"list", "-deps", "-test", "-f", ours}, packages...)
@@ -137,6 +138,12 @@ func hash(record string, packages []string) (string, error) {
 		}
 		files = append(files, of...)
 	}
+	files = slices.DeleteFunc(files, func(file string) bool {
+		return strings.HasSuffix(file, "_test.go") &&
+			!slices.ContainsFunc(packages, func(tested string) bool {
+				return strings.HasPrefix("./"+filepath.ToSlash(file), tested+"/")
+			})
+	})
 	slices.Sort(files)
 	sum := sha256.New()
 	for _, file := range slices.Compact(files) {

@@ -29,6 +29,7 @@ func TestARecordHoldsUntilItsSourcesChange(t *testing.T) {
 		"slow/testdata/a": "1",
 		"slow/README.md":  "prose",
 		"used/used.go":    "package used",
+		"used/u_test.go":  "package used",
 		"other/other.go":  "package other",
 	}
 	put(t, files)
@@ -46,6 +47,7 @@ func TestARecordHoldsUntilItsSourcesChange(t *testing.T) {
 	for name, held := range map[string]bool{
 		"slow/x_test.go": false, "slow/testdata/a": false, "used/used.go": false, "go.mod": false,
 		"versions.yaml": false, ".ci/tier/slow": false, ".ci/tier/other": true, "used/asm.s": false,
+		"used/u_test.go": true,
 		"other/other.go": true, "slow/README.md": true, "other.txt": true,
 	} {
 		put(t, map[string]string{name: files[name] + "\n"})
