@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -50,7 +52,7 @@ func run(t *testing.T, f functions.Function) map[string]any {
 	if err := os.WriteFile(file, proxy, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	port := FreePort(t)
+	port := FreePort()
 	base := Start(t, port, append(command, file)...)
 	post(t, base+"/init",
 		map[string]any{"value": map[string]any{"name": f.Name, "main": "main", "code": f.Code}})
@@ -100,18 +102,14 @@ func Start(t *testing.T, port string, command ...string) (base string) {
 }
 
 // FreePort returns a loopback port that is free now.
-func FreePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+func FreePort() string {
+	for { // what is below the ports that the kernel chooses nobody else is given
+		port := strconv.Itoa(10_000 + rand.IntN(20_000))
+		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
 }
 
 func post(t *testing.T, url string, in any) (status int, out map[string]any) {

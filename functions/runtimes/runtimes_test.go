@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -140,7 +141,7 @@ func start(t *testing.T, l language, env ...string) *proxy {
 	if err := os.WriteFile(file, l.source, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	port := freePort(t)
+	port := freePort()
 	command := append(l.command(t), file)
 	p := &proxy{
 		t: t, url: "http://" + port, ended: make(chan struct{}),
@@ -164,13 +165,14 @@ func start(t *testing.T, l language, env ...string) *proxy {
 	return p
 }
 
-func freePort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+func freePort() string {
+	for { // what is below the ports that the kernel chooses nobody else is given
+		address := fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000))
+		if l, err := net.Listen("tcp", address); err == nil {
+			l.Close()
+			return address
+		}
 	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // awaitListening dials until the runtime accepts: a runtime does not report when it listens.
@@ -184,7 +186,7 @@ func (p *proxy) awaitListening(address string) {
 		select {
 		case <-p.ended:
 			p.t.Fatalf("the runtime ended: %s", p.out[1].b.String())
-		default:
+		case <-time.After(5 * time.Millisecond):
 		}
 	}
 	p.t.Fatal("the runtime does not listen")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -23,8 +24,10 @@ func (e executor) Exec(ctx context.Context, _ []string) (int, error) { return e.
 
 func TestExec(t *testing.T) {
 	a, _, _ := newAgent(t)
+	within := time.Minute
 	run := func(id string, command ...string) (*api.ExecReply, codes.Code) {
-		reply, err := a.Exec(t.Context(), &api.ExecRequest{Id: id, Command: command, TimeoutMs: 20})
+		reply, err := a.Exec(t.Context(), &api.ExecRequest{Id: id, Command: command,
+			TimeoutMs: uint32(within.Milliseconds())})
 		return reply, status.Code(err)
 	}
 	if _, err := start(t, a, "x"); err != nil {
@@ -65,9 +68,11 @@ func TestExec(t *testing.T) {
 		<-ctx.Done()
 		return 0, ctx.Err()
 	}})
+	within = 20 * time.Millisecond
 	if reply, code := run("x", "sleep"); code != codes.OK || !reply.Late {
 		t.Errorf("%+v, %v", reply, code)
 	}
+	within = time.Minute
 	become(executor{own, func(context.Context) (int, error) {
 		return 0, sandbox.ErrBusy
 	}})

@@ -279,7 +279,8 @@ func beNode() {
 
 // TestABuilderGivesWayToSandboxes: it is nice, and so is all that it starts.
 func TestABuilderGivesWayToSandboxes(t *testing.T) {
-	builder, at, cache := fakeBuilder(t, `sleep 0.05; nice >nice`)
+	builder, at, cache := fakeBuilder(t,
+		`while [ $(nice) -lt 10 ] && [ $((n += 1)) -lt 2000 ]; do sleep 0.01; done; nice >nice`)
 	openSet(t, cache, builder)
 	prio, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
 	if err != nil {

@@ -185,7 +185,7 @@ func comesLate(t *testing.T, late string) {
 	if conn := ask(late); late == cni.Del {
 		conn.Close()
 	} else {
-		time.Sleep(200 * time.Millisecond) // it waits for its turn by now
+		time.Sleep(2 * time.Second) // it waits for its turn by now
 		former := h.Pool.Leases()[0]
 		if err := h.Unplugged(former, c.IfName); err != nil {
 			t.Error(err)

@@ -36,7 +36,7 @@ func TestEachVersion(t *testing.T) {
 			list, c := h.list(t, version, dualStack), newContainer(t, "c"+version)
 			result := h.add(t, list, c)
 			link, addresses, routes := c.link(t)
-			if link == nil || link.Attrs().MTU != 1400 || link.Attrs().OperState == 0 {
+			if link == nil || link.Attrs().MTU != 1400 {
 				t.Fatalf("the container has %+v after %s", link, asJSON(result))
 			}
 			lease := h.Pool.Leases()[0]

@@ -194,7 +194,7 @@ func TestBringUpFails(t *testing.T) {
 				}
 				nic := &wire.NIC{MAC: c.mac, Address: address}
 				rec := &recorder{host: newHost(boottime())}
-				_, err := bringUp(nic, &drivers{}, rec, 50*time.Millisecond)
+				_, err := bringUp(nic, &drivers{}, rec, time.Second)
 				if err == nil || !strings.Contains(err.Error(), c.want) ||
 					!strings.Contains(err.Error(), c.mac) {
 					t.Errorf("%v", err)

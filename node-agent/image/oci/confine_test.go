@@ -15,16 +15,18 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // statusOf waits until the process has dropped its privileges, and returns its /proc status.
 func statusOf(t *testing.T, pid int) map[string]string {
 	t.Helper()
-	for range 20_000 {
+	for late := time.Now().Add(time.Minute); time.Now().Before(late); {
 		if readStatus(t, pid)["NoNewPrivs"] == "1" {
 			// The kernel reads the identity before this last line: the first reading may mix both.
 			return readStatus(t, pid)
 		}
+		time.Sleep(time.Millisecond)
 	}
 	t.Fatal("the process that unpacks was never confined")
 	return nil

@@ -30,7 +30,7 @@ type paced struct {
 }
 
 func (p *paced) Read(b []byte) (int, error) {
-	n, err := p.ReadCloser.Read(b[:min(len(b), 4<<10)])
+	n, err := p.ReadCloser.Read(b[:min(len(b), 64<<10)])
 	time.Sleep(time.Duration(float64(n) / p.speed * float64(time.Second)))
 	return n, err
 }
