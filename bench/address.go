@@ -1,13 +1,20 @@
 package bench
 
-import "net"
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+)
 
-// FreeAddress returns a free loopback address, for a server that cannot choose its own port.
-func FreeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+// FreeAddress returns a free loopback address, for a server that cannot choose its own port. It is
+// below the ports that the kernel chooses, so nobody else is given it meanwhile.
+func FreeAddress() (address string, err error) {
+	for range 100 {
+		address = fmt.Sprint("127.0.0.1:", 20_000+rand.IntN(12_000))
+		var l net.Listener
+		if l, err = net.Listen("tcp", address); err == nil {
+			return address, l.Close()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
+	return "", err
 }

@@ -36,9 +36,6 @@ func TestIdleConnectionsKeepNobodyFromCalling(t *testing.T) {
 	key := guest(t)
 	for _, call := range [][2]string{{"PUT", ""}, {"POST", "?blocking=true"}} {
 		const action = `{"exec":{"kind":"python:3","code":"def main(args): return args"}}`
-		// after ten seconds the invoker drops them, and whoever they kept waiting is answered
-		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
-		defer cancel()
 		for range files + 50 {
 			conn, err := net.Dial("tcp", address)
 			if err != nil {
@@ -46,6 +43,9 @@ func TestIdleConnectionsKeepNobodyFromCalling(t *testing.T) {
 			}
 			defer conn.Close()
 		}
+		// after ten seconds the invoker drops them, and whoever they kept waiting is answered
+		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
+		defer cancel()
 		r, err := http.NewRequestWithContext(ctx, call[0],
 			"http://"+address+"/api/v1/namespaces/_/actions/hello"+call[1],
 			strings.NewReader(action))

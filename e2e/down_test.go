@@ -35,7 +35,11 @@ func TestDownEndsAnAgentThatHangs(t *testing.T) {
 	}
 	for _, process := range []int{process, theirs} {
 		ended := []unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}
-		if n, err := unix.Poll(ended, 30_000); n != 1 {
+		n, err := unix.Poll(ended, 30_000)
+		for err == unix.EINTR {
+			n, err = unix.Poll(ended, 30_000)
+		}
+		if n != 1 {
 			t.Errorf("a process of %d and %d is there: %v", agent, invoker, err)
 		}
 	}

@@ -103,11 +103,11 @@ func TestThePaceIsThatOfTheWire(t *testing.T) {
 	}
 	p.set(1000)
 	begin := time.Now()
-	first, last := p.turn(100), p.turn(2000)
+	first, last := p.turn(100_000), p.turn(2000)
 	if late := last.Sub(first); late != 2*time.Second {
 		t.Errorf("2000 bytes of 1000 a second have their turn after %v", late)
 	}
-	if early := begin.Add(100*time.Millisecond - catchUp).Sub(first); early > 0 {
+	if early := begin.Add(100*time.Second - catchUp).Sub(first); early > 0 {
 		t.Errorf("the first bytes come %v too early", early)
 	}
 }

@@ -20,8 +20,13 @@ func TestAPassThatChangesNothing(t *testing.T) {
 	version := func() string {
 		return h.api.world.get(configurations, "ann", "hello").object.GetResourceVersion()
 	}
-	time.Sleep(1100 * time.Millisecond) // what times are told by
 	was := version()
+	h.until("it is at rest", func() bool {
+		former := was
+		time.Sleep(1100 * time.Millisecond) // what times are told by
+		was = version()
+		return was == former
+	})
 	at := ref{configurations, name{"ann", "hello"}}
 	if err := h.api.reconcile.reconcile(t.Context(), at); err != nil {
 		t.Fatal(err)

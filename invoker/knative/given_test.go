@@ -234,7 +234,7 @@ func TestTheWorldIsAskedBeforeScalesAreLocked(t *testing.T) {
 			}()
 			select {
 			case <-forgotten:
-			case <-time.After(5 * time.Second):
+			case <-time.After(20 * time.Second):
 				t.Error("who has the world locked waits for the scales")
 			}
 			h.api.world.mu.Unlock()

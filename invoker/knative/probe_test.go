@@ -24,7 +24,7 @@ func TestAProgramThatIsDeadIsStartedAgain(t *testing.T) {
 	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
 	defer leave()
 	h.must("POST", objects+"services", probing(`"livenessProbe":{"httpGet":{"path":"/talks"},
-		"periodSeconds":1,"failureThreshold":1}`))
+		"periodSeconds":1,"timeoutSeconds":3,"failureThreshold":1}`))
 	h.ready("hello", "True")
 	h.until("its Pod has been started again", func() bool {
 		all, _ := h.api.world.list(pods, "ann")

@@ -52,7 +52,7 @@ func TestARevisionWithoutRoom(t *testing.T) {
 	large := strings.Replace(described("hello", "example.com/hello"), `"ports"`,
 		`"resources":{"limits":{"memory":"1Ti"}},"ports"`, 1)
 	h.must("POST", objects+"services",
-		annotated(large, "serving.knative.dev/progress-deadline", "2s"))
+		annotated(large, "serving.knative.dev/progress-deadline", "8s"))
 	h.ready("hello", "False")
 	if said := h.must("GET", objects+"revisions/hello-00001", ""); !strings.Contains(said,
 		`"reason":"Unschedulable"`) || !strings.Contains(said, "no node has more than") {

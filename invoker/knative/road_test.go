@@ -73,7 +73,7 @@ func TestAClientThatStopsSendingIsAnswered(t *testing.T) {
 
 // A client that reads nothing keeps no pool from closing.
 func TestAClientThatReadsNothingHoldsNoLease(t *testing.T) {
-	_, address, leave := withHello(t)
+	_, address, leave := withHelloFor(t, 60)
 	conn := says(t, address, "GET /flood HTTP/1.1\n\n")
 	if _, err := http.ReadResponse(bufio.NewReaderSize(conn, 16), nil); err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestAClientThatReadsNothingHoldsNoLease(t *testing.T) {
 
 // Whoever breaks off what it sends ends no sandbox that serves others.
 func TestABrokenRequestEndsNoSandbox(t *testing.T) {
-	h, address, leave := withHello(t)
+	h, address, leave := withHelloFor(t, 60)
 	defer leave()
 	conn := says(t, address, "POST /sleep HTTP/1.1\nTransfer-Encoding: chunked\n\nzz\r\n")
 	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -109,7 +109,7 @@ func TestABrokenRequestEndsNoSandbox(t *testing.T) {
 
 // A revision's timeout is for the whole of an answer, which ends with those words, as in Knative.
 func TestAnAnswerEndsInTime(t *testing.T) {
-	_, address, leave := withHello(t)
+	_, address, leave := withHelloFor(t, 3)
 	defer leave()
 	conn := says(t, address, "GET /flood HTTP/1.1\n\n")
 	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -124,7 +124,7 @@ func TestAnAnswerEndsInTime(t *testing.T) {
 
 // A connection that the node refuses ends no sandbox that serves others.
 func TestARefusedConnectionEndsNoSandbox(t *testing.T) {
-	h, _, leave := withHello(t)
+	h, _, leave := withHelloFor(t, 60)
 	defer leave()
 	for _, code := range []codes.Code{codes.ResourceExhausted, codes.Unavailable} {
 		h.node.refuse.Store(uint32(code))
@@ -143,7 +143,7 @@ func TestARefusedConnectionEndsNoSandbox(t *testing.T) {
 
 // A WebSocket whose sandbox has ended gets another, as any request does.
 func TestAnUpgradeIsTriedAgain(t *testing.T) {
-	h, address, leave := withHello(t)
+	h, address, leave := withHelloFor(t, 60)
 	defer leave()
 	h.node.mu.Lock()
 	clear(h.node.live)
@@ -157,7 +157,7 @@ func TestAnUpgradeIsTriedAgain(t *testing.T) {
 
 // A program that answers nothing is replaced, though requests keep it warm.
 func TestAMuteProgramIsReplaced(t *testing.T) {
-	h, address, leave := withHello(t)
+	h, address, leave := withHelloFor(t, 60)
 	defer leave()
 	for n := range 10 {
 		if h.node.starts.Load() != 1 {
@@ -179,7 +179,7 @@ func TestAMuteProgramIsReplaced(t *testing.T) {
 
 // The same in HTTP/2, where another request of its connection goes on.
 func TestAClientOfHTTP2ThatReadsNothingHoldsNoLease(t *testing.T) {
-	_, address, leave := withHello(t)
+	_, address, leave := withHelloFor(t, 60)
 	second := &http.Protocols{}
 	second.SetUnencryptedHTTP2(true)
 	client := &http.Client{Transport: &http.Transport{Protocols: second}}
@@ -218,13 +218,13 @@ func TestAClientOfHTTP2ThatReadsNothingHoldsNoLease(t *testing.T) {
 
 // A program that answers one of two requests at once is good, however many of the others end.
 func TestAProgramThatAnswersOthersIsNotReplaced(t *testing.T) {
-	h, address, leave := withHelloFor(t, 5)
+	h, address, leave := withHelloFor(t, 15)
 	defer leave()
 	var waiting []net.Conn
 	for range 10 {
 		waiting = append(waiting, says(t, address, "GET /sleep HTTP/1.1\n\n"))
 	}
-	for late := time.Now().Add(5 * time.Second); h.node.asleep.Load() < 10; {
+	for late := time.Now().Add(15 * time.Second); h.node.asleep.Load() < 10; {
 		if time.Now().After(late) {
 			t.Fatalf("%d requests have come", h.node.asleep.Load())
 		}
@@ -248,7 +248,7 @@ func TestAProgramThatAnswersOthersIsNotReplaced(t *testing.T) {
 // A request that never reached the program says nothing of it: here its Upgrade is one that HTTP
 // does not know, or HTTP/2 not.
 func TestARequestThatIsNotSentEndsNoSandbox(t *testing.T) {
-	h, _, leave := withHello(t)
+	h, _, leave := withHelloFor(t, 60)
 	defer leave()
 	h.must("POST", objects+"services", strings.Replace(described("second", "example.com/second"),
 		`"containerPort"`, `"name":"h2c","containerPort"`, 1))
@@ -277,7 +277,7 @@ func TestARequestThatIsNotSentEndsNoSandbox(t *testing.T) {
 // A program that reads nothing of a body, however large, is replaced; one whose client sends no
 // more is not.
 func TestAProgramThatReadsNothingIsReplaced(t *testing.T) {
-	h, address, leave := withHello(t)
+	h, address, leave := withHelloFor(t, 3)
 	defer leave()
 	ask := func(text string, body int) {
 		t.Helper()

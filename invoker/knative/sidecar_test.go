@@ -84,9 +84,11 @@ func TestAContainersLog(t *testing.T) {
 		t.Errorf("%d of 2 containers run: %s", n, all)
 	}
 	var pod string
+	h.api.mirror.mu.Lock()
 	for name := range h.api.mirror.named {
 		pod = name.name
 	}
+	h.api.mirror.mu.Unlock()
 	if code, said := h.ask("GET", core+"pods/"+pod+"/log?container=none", "", ""); code != 400 ||
 		!strings.Contains(said, "container none is not valid for pod") {
 		t.Errorf("%d %s", code, said)

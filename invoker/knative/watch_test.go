@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fastiov/fastiov/invoker/access"
 )
@@ -20,10 +21,15 @@ func TestAWatchReplays(t *testing.T) {
 	defer leave()
 	h.must("POST", objects+"services", described("hello", "example.com/hello"))
 	h.ready("hello", "True")
+	h.until("it is at rest", func() bool {
+		was := h.must("GET", objects+"services/hello", "")
+		time.Sleep(100 * time.Millisecond)
+		return h.must("GET", objects+"services/hello", "") == was
+	})
 	h.must("PATCH", objects+"services/hello", `{"metadata":{"labels":{"a":"1"}}}`)
 	h.must("PATCH", objects+"services/hello", `{"metadata":{"labels":{"a":"2"}}}`)
 	_, said := h.ask("GET", objects+"services?watch=true&labelSelector=a%3D1&resourceVersion="+
-		fmt.Sprint(h.api.world.floor)+"&timeoutSeconds=1", "", "")
+		fmt.Sprint(h.api.world.floor)+"&timeoutSeconds=3", "", "")
 	var got []string
 	last := ""
 	for line := range strings.Lines(said) {
@@ -47,7 +53,7 @@ func TestAWatchReplays(t *testing.T) {
 		t.Errorf("the watch is told %s", got)
 	}
 	code, said := h.ask("GET", objects+"services?watch=true&sendInitialEvents=true&"+
-		"resourceVersionMatch=NotOlderThan&timeoutSeconds=1", "", "")
+		"resourceVersionMatch=NotOlderThan&timeoutSeconds=3", "", "")
 	if code != 200 || !strings.Contains(said, "k8s.io/initial-events-end") {
 		t.Errorf("a list by watch is answered %d %s", code, said)
 	}
@@ -104,14 +110,14 @@ func TestWatchesAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r, w := h.request("GET", objects+"services?watch=true&timeoutSeconds=1", "")
+	r, w := h.request("GET", objects+"services?watch=true&timeoutSeconds=3", "")
 	h.http.ServeHTTP(w, r)
 	if w.Code != 429 || w.Header().Get("Retry-After") == "" ||
 		!strings.Contains(w.Body.String(), "TooManyRequests") {
 		t.Errorf("one more watch is answered %d %v %s", w.Code, w.Header(), w.Body)
 	}
 	end()
-	code, said := h.ask("GET", objects+"services?watch=true&timeoutSeconds=1", "", "")
+	code, said := h.ask("GET", objects+"services?watch=true&timeoutSeconds=3", "", "")
 	if code != 200 {
 		t.Errorf("a watch in the place of another is answered %d %s", code, said)
 	}

@@ -49,7 +49,7 @@ func TestCallsOfOneLeaveMemoryToOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, open := newClientWith(t, 16)
 			c.putWeb("hello", "", "")
-			c.api.cfg.Blocking = time.Millisecond
+			c.api.cfg.Blocking = 50 * time.Millisecond
 			for n := 0; n < 8; n++ {
 				c.want(202, call(c))
 			}

@@ -402,8 +402,8 @@ func TestBlockedAndDeletedSubjects(t *testing.T) {
 
 func TestInvokersOfOneStoreSeeEachOther(t *testing.T) {
 	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
-	cfg := Config{Store: kept, Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Second,
-		Start: time.Second}}
+	cfg := Config{Store: kept, Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute,
+		Start: time.Minute}}
 	a, b := newClientOf(t, cfg), newClientOf(t, cfg)
 	a.put("hello")
 	b.result("actions/hello", "{}")

@@ -144,7 +144,7 @@ type client struct {
 func newClient(t testing.TB) *client {
 	t.Helper()
 	return newClientOf(t, Config{Blocking: 5 * time.Second,
-		Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Second, Start: time.Second}})
+		Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute, Start: time.Minute}})
 }
 
 func newClientOf(t testing.TB, cfg Config) *client {

@@ -278,7 +278,7 @@ func TestSevenAtOnceStartSeven(t *testing.T) {
 
 func TestTooManyInFlight(t *testing.T) {
 	c := newClientOf(t, Config{Limits: access.Limits{"concurrentInvocations": 1},
-		Pool: pool.Config{Wait: time.Second, Start: time.Second}})
+		Pool: pool.Config{Wait: time.Minute, Start: time.Minute}})
 	c.put("hello")
 	gate := make(chan struct{})
 	c.node.run = func(context.Context, *api.RunRequest) (*api.RunReply, error) {

@@ -20,7 +20,7 @@ import (
 func TestAColdStartLeavesATrace(t *testing.T) {
 	seen := tracetest.NewSpanRecorder()
 	c := newClientOf(t, Config{Blocking: 5 * time.Second,
-		Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Second, Start: time.Second},
+		Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute, Start: time.Minute},
 		Tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(seen),
 			sdk.WithIDGenerator(timeline.IDs{})).Tracer("test")})
 	c.put("hello")

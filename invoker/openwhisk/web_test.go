@@ -227,7 +227,7 @@ func TestWebActionsCountAsTheirOwners(t *testing.T) {
 }
 
 func TestASlowWebActionIsNotReady(t *testing.T) {
-	c := newClientOf(t, Config{Blocking: time.Millisecond,
+	c := newClientOf(t, Config{Blocking: 50 * time.Millisecond,
 		Pool: pool.Config{Wait: time.Minute, Start: time.Minute}})
 	c.putWeb("slow", "", "")
 	reached, gate := c.held(false)

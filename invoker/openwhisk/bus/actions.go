@@ -39,6 +39,10 @@ func (a *actions) get(ctx context.Context, id, revision string) (*couch.Action, 
 		return found, nil
 	}
 	read, err, _ := a.reading.Do(id+" "+revision, func() (any, error) {
+		// Who looked before another's reading had ended may come here after it.
+		if found := a.remembered(id, revision); found != nil {
+			return found, nil
+		}
 		action, err := a.db.Action(ctx, id)
 		if err == nil {
 			a.remember(id, action)

@@ -262,18 +262,22 @@ func life(t *testing.T, brokers ...string) {
 			}
 			c.stored(id)
 		}
+		c.node.mu.Lock()
+		defer c.node.mu.Unlock()
 		if c.node.top > 4 {
 			t.Errorf("%d at once, with 4 slots", c.node.top)
 		}
 	})
 
 	t.Run("it leaves when its work is done", func(t *testing.T) {
-		id := c.ask("slow", c.action("slow", "slow 300", 10), nil)
-		c.look("the run", func() bool {
+		ran := func() int {
 			c.node.mu.Lock()
 			defer c.node.mu.Unlock()
-			return c.node.now > 0
-		})
+			return c.node.ran
+		}
+		before := ran()
+		id := c.ask("slow", c.action("slow", "slow 300", 10), nil)
+		c.look("the run", func() bool { return ran() > before })
 		if err := c.leave(); err != nil {
 			t.Error(err)
 		}
@@ -350,7 +354,7 @@ func TestAClusterThatIsNotThereIsSaidToBe(t *testing.T) {
 	c := newCluster(t, kafkaInProcess(t)...)
 	cfg := c.config(1)
 	cfg.Brokers = []string{"127.0.0.1:1"}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if _, _, err := join(ctx, cfg, c.db.URL, newNode(), t.Output()); err == nil ||
 		!strings.Contains(err.Error(), "test-invoker3") {

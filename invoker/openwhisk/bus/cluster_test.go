@@ -43,7 +43,7 @@ type node struct {
 	mu             sync.Mutex
 	code           map[string]string
 	starts         []*api.StartRequest
-	now, top       int // runs under way, and the most there were
+	now, top, ran  int // runs under way, the most there were, and all that began
 	more           *sync.Cond
 }
 
@@ -99,6 +99,7 @@ func (n *node) Run(ctx context.Context, in *api.RunRequest,
 	n.mu.Lock()
 	word, argument, _ := strings.Cut(n.code[in.Id], " ")
 	n.now++
+	n.ran++
 	n.top = max(n.top, n.now)
 	n.more.Broadcast()
 	n.mu.Unlock()

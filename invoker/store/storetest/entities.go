@@ -103,6 +103,12 @@ func (w *seen) see(d store.Doc) {
 	w.n++
 }
 
+func (w *seen) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.n
+}
+
 func (w *seen) last(name string) store.Doc {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,7 +124,7 @@ func watchBeginsWithAll(t *testing.T, s store.Store) {
 	ok(t, s.Delete(t.Context(), key("7"), want["7"]))
 	delete(want, "7")
 	w := watch(t.Context(), t, s)
-	equal(t, "seen", w.n, len(want))
+	equal(t, "seen", w.count(), len(want))
 	for name, revision := range want {
 		if d := w.last(name); d.Revision != revision || string(d.Body) != name {
 			t.Errorf("%s: %+v", name, d)
@@ -141,7 +147,7 @@ func watchSeesOwnChanges(t *testing.T, s store.Store) {
 	if d := w.last("a"); d.Revision <= revision || d.Body != nil {
 		t.Errorf("deleted: %+v", d)
 	}
-	equal(t, "seen", w.n, 3)
+	equal(t, "seen", w.count(), 3)
 }
 
 func watchersSeeOrder(t *testing.T, s store.Store) {
@@ -178,7 +184,7 @@ func watchEnds(t *testing.T, s store.Store) {
 	must[uint64](t)(s.Put(t.Context(), doc("a", 0, "{}"), nil, store.Unbounded))
 	cancel()
 	must[uint64](t)(s.Put(t.Context(), doc("b", 0, "{}"), nil, store.Unbounded))
-	equal(t, "seen by who ended and who did not", []int{ended.n, going.n}, "[1 2]")
+	equal(t, "seen by who ended and who did not", []int{ended.count(), going.count()}, "[1 2]")
 	if err := s.Watch(ctx, func(store.Doc) { t.Error("seen after the end") }); err == nil {
 		t.Error("a watch that had ended began")
 	}

@@ -15,10 +15,12 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	mrand "math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -42,7 +44,7 @@ type versions struct {
 // to get Kafka, it skips, or fails in continuous integration.
 func Start(t testing.TB) (address string) {
 	t.Helper()
-	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(t)}
+	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort()}
 	b.start(t)
 	return b.Address
 }
@@ -51,8 +53,7 @@ func Start(t testing.TB) (address string) {
 // client's certificate.
 func StartTLS(t testing.TB) (address, secure string, client *tls.Config) {
 	t.Helper()
-	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(t), Secure: "127.0.0.1:" +
-		freePort(t)}
+	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(), Secure: "127.0.0.1:" + freePort()}
 	client = b.certify(t)
 	b.start(t)
 	return b.Address, b.Secure, client
@@ -82,7 +83,7 @@ func (b *broker) start(t testing.TB) {
 	if err != nil {
 		lacking("no Kafka to be had: ", err)
 	}
-	b.Controller = "127.0.0.1:" + freePort(t)
+	b.Controller = "127.0.0.1:" + freePort()
 	settings := filepath.Join(b.Dir, "server.properties")
 	if err := os.WriteFile(settings, render(t, properties, b), 0o600); err != nil {
 		t.Fatal(err)
@@ -287,18 +288,14 @@ func render(t testing.TB, text string, data any) []byte {
 	return out.Bytes()
 }
 
-func freePort(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+func freePort() string {
+	for { // what is below the ports that the kernel chooses nobody else is given
+		port := strconv.Itoa(20_000 + mrand.IntN(12_000))
+		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
 }
 
 // tail is the end of a log.
