@@ -127,8 +127,11 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 	return e, err
 }
 
-// report replaces the status of an object, if that changes anything.
+// report replaces the status, labels and annotations of an object, if that changes anything.
 func (w *writer) report(old *entry, o object) error {
+	if sameStatus(old.object, o) && sameLabels(old.object, o) {
+		return nil
+	}
 	body, err := document(old.kind, o)
 	if err != nil || same(body, old.document()) {
 		return err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	_ "embed"
 	"encoding/json"
+	"maps"
 	"reflect"
 
 	corev1 "k8s.io/api/core/v1"
@@ -150,6 +151,17 @@ func keepStatus(to, from object) {
 func sameSpec(a, b object) bool {
 	return !part(a, "Spec").IsValid() ||
 		equality.Semantic.DeepEqual(part(a, "Spec").Interface(), part(b, "Spec").Interface())
+}
+
+// sameStatus reports the same of their statuses.
+func sameStatus(a, b object) bool {
+	return equality.Semantic.DeepEqual(part(a, "Status").Interface(), part(b, "Status").Interface())
+}
+
+// sameLabels reports whether two objects have the same labels and annotations.
+func sameLabels(a, b object) bool {
+	return maps.Equal(a.GetLabels(), b.GetLabels()) &&
+		maps.Equal(a.GetAnnotations(), b.GetAnnotations())
 }
 
 // ownerOf returns who controls an object, and of which kind that is, if it is one of ours: users

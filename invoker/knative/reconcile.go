@@ -293,6 +293,9 @@ func (r *reconciler) follower(ctx context.Context, k *kind, want object) (*entry
 	if is := metav1.GetControllerOf(old.object); is == nil || is.UID != owner.UID {
 		return old, nil // the service's condition says so
 	}
+	if sameLabels(old.object, want) && sameSpec(old.object, want) {
+		return old, nil
+	}
 	now := old.object.DeepCopyObject().(object)
 	now.SetLabels(want.GetLabels())
 	now.SetAnnotations(want.GetAnnotations())

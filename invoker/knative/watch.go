@@ -3,6 +3,7 @@ package knative
 import (
 	"encoding/json"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 
@@ -19,6 +20,13 @@ const bookmarkEvery = time.Minute
 // that came at once do not come again at once.
 const watchFor = 30 * time.Minute
 
+// After it was sent something, a watcher rests for so long: what happens close together is sent as
+// one. So many bytes of it are written at once.
+const (
+	betweenParts = 2 * time.Millisecond
+	mostWritten  = 32 << 10
+)
+
 // mostWatches bounds the watches of one namespace.
 const mostWatches = 256
 
@@ -28,6 +36,7 @@ type feed struct {
 	kind   *kind
 	choice choice
 	table  bool
+	lines  []byte // that are not written yet
 }
 
 // watch sends the objects of a kind as they change, from a revision on. Without one it first sends
@@ -49,7 +58,10 @@ func (c *call) watch(k *kind, choice choice) error {
 	defer answer.Limit()
 	c.w.Header().Set("Content-Type", "application/json")
 	initial := query.Get("sendInitialEvents") == "true"
-	if at == 0 || initial {
+	err = answer.Send(func() error {
+		if at != 0 && !initial {
+			return nil
+		}
 		var all []*entry
 		all, at = c.world.list(k, c.user.Namespace)
 		for _, e := range all {
@@ -60,6 +72,10 @@ func (c *call) watch(k *kind, choice choice) error {
 		if initial {
 			f.bookmark(at, map[string]string{metav1.InitialEventsAnnotationKey: "true"})
 		}
+		return f.write()
+	})
+	if err != nil {
+		return nil
 	}
 	longest := watchFor + rand.N(watchFor)
 	if seconds, _ := strconv.Atoi(query.Get("timeoutSeconds")); seconds > 0 &&
@@ -78,15 +94,21 @@ func (c *call) watch(k *kind, choice choice) error {
 		if user, err := c.identify(c.r); err != nil || user.Namespace != c.user.Namespace {
 			return nil // the key was taken back; a new watch is told why
 		}
-		err = answer.Send(func() error {
-			for _, e := range events {
-				f.tell(e)
-				at = e.revision
+		if len(events) > 0 {
+			at = events[len(events)-1].revision
+		}
+		events = slices.DeleteFunc(events, f.passes)
+		if len(events) > 0 || len(f.lines) > 0 {
+			err = answer.Send(func() error {
+				for _, e := range events {
+					f.tell(e)
+				}
+				return f.write()
+			})
+			if err != nil {
+				return nil
 			}
-			return nil
-		})
-		if err != nil {
-			return nil
+			time.Sleep(betweenParts)
 		}
 		select {
 		case <-more:
@@ -104,12 +126,14 @@ func (c *call) watch(k *kind, choice choice) error {
 	}
 }
 
+// passes reports whether an event is of no concern to any watcher of the kind in the namespace.
+func (f *feed) passes(e *logged) bool {
+	return e.kind != f.kind || e.name.namespace != f.user.Namespace
+}
+
 // tell sends an event if it is one of the watcher's objects: an object that is not chosen any more
 // is gone for it, and one that now is has come.
 func (f *feed) tell(e *logged) {
-	if e.kind != f.kind || e.name.namespace != f.user.Namespace {
-		return
-	}
 	was := e.before != nil && f.takes(e.before)
 	is := e.what != "DELETED" && f.takes(e.encoded)
 	switch {
@@ -134,9 +158,20 @@ func (f *feed) send(what string, e *encoded) {
 }
 
 func (f *feed) line(what string, body []byte) {
-	f.w.Write([]byte(`{"type":"` + what + `","object":`))
-	f.w.Write(body)
-	f.w.Write([]byte("}\n"))
+	f.lines = append(append(append(f.lines, `{"type":"`...), what...), `","object":`...)
+	f.lines = append(append(f.lines, body...), "}\n"...)
+	if len(f.lines) >= mostWritten {
+		_ = f.write() // whoever writes the last of them is told
+	}
+}
+
+// write writes the lines that are not written yet.
+func (f *feed) write() error {
+	_, err := f.w.Write(f.lines)
+	if f.lines = f.lines[:0]; cap(f.lines) > 2*mostWritten {
+		f.lines = nil
+	}
+	return err
 }
 
 func (f *feed) bookmark(revision uint64, annotations map[string]string) {
@@ -153,5 +188,5 @@ func (f *feed) expired() error {
 	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 	body, _ := json.Marshal(status)
 	f.line("ERROR", body)
-	return nil
+	return ignore(f.write())
 }
