@@ -107,7 +107,7 @@ func (w *writer) update(ctx context.Context, old *entry, o object) (*entry, erro
 		return nil, err
 	}
 	body, err := document(old.kind, o)
-	if err != nil || bytes.Equal(body, old.document()) {
+	if err != nil || old.is(body, bytes.Equal) {
 		return old, err
 	}
 	if !sameSpec(o, was) {
@@ -133,7 +133,7 @@ func (w *writer) report(old *entry, o object) error {
 		return nil
 	}
 	body, err := document(old.kind, o)
-	if err != nil || same(body, old.document()) {
+	if err != nil || old.is(body, same) {
 		return err
 	}
 	return w.note(o, body, old)
@@ -156,6 +156,12 @@ func same(a, b []byte) bool {
 	}
 }
 
+// is reports whether an entry has that document, by what counts as equal.
+func (e *encoded) is(doc []byte, equal func(a, b []byte) bool) bool {
+	before, after := e.around()
+	return bytes.HasPrefix(doc, before) && equal(doc[len(before):], after)
+}
+
 // mark replaces what neither users nor the status say of an object. It has room also in a namespace
 // that is full.
 func (w *writer) mark(ctx context.Context, old *entry, o object) error {
@@ -170,7 +176,7 @@ func (w *writer) keep(ctx context.Context, k *kind, o object, old *entry,
 	if err != nil {
 		return nil, err
 	}
-	if old != nil && same(body, old.document()) {
+	if old != nil && old.is(body, same) {
 		return old, nil
 	}
 	return w.keepChanged(ctx, k, o, body, old, most)

@@ -37,6 +37,9 @@ const soonest, latest = 5 * time.Millisecond, 30 * time.Second
 // What waits for others to make room, or to give up a host, is looked at so often.
 const betweenLooks = time.Second
 
+// A service sums up what its configuration and route have said within this time.
+const aMoment = time.Millisecond
+
 // The first start of a revision waits so long for room before the revision says so. Then it waits
 // again.
 const roomWithin = 10 * time.Second
@@ -124,14 +127,15 @@ func (r *reconciler) follow(e *event) {
 // own takes in whom an event's object names as its owners, and puts them into the queue, as well as
 // those that it does not name any more: they may have waited for it. The caller holds the lock.
 func (r *reconciler) own(e *event, me ref) {
+	gone := e.what == "DELETED"
 	for _, of := range ownersOf(e.before) {
 		delete(r.owners[of], me)
 		if len(r.owners[of]) == 0 {
 			delete(r.owners, of)
 		}
-		r.queue.Add(of)
+		r.tellOwner(of, gone)
 	}
-	if e.what == "DELETED" {
+	if gone {
 		if r.owners[me] != nil {
 			r.deleted[me] = true
 		}
@@ -142,8 +146,18 @@ func (r *reconciler) own(e *event, me ref) {
 			r.owners[of] = map[ref]bool{}
 		}
 		r.owners[of][me] = true
-		r.queue.Add(of)
+		r.tellOwner(of, gone)
 	}
+}
+
+// tellOwner puts an owner into the queue: a service in a moment, as its configuration and its route
+// change close together.
+func (r *reconciler) tellOwner(of ref, gone bool) {
+	if of.kind == services && !gone {
+		r.queue.AddAfter(of, aMoment)
+		return
+	}
+	r.queue.Add(of)
 }
 
 // routed puts a revision into the queue to which a route leads, or has led: it keeps sandboxes, or

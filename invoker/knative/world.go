@@ -347,7 +347,8 @@ func entryOf(k *kind, o object, revision uint64, body []byte) (*entry, error) {
 	if !found {
 		return e, e.encode()
 	}
-	e.body = fmt.Appendf(nil, `%s%s"resourceVersion":"%d",%s`, before, head, revision, after)
+	version := `"resourceVersion":"` + o.GetResourceVersion() + `",`
+	e.body = slices.Concat(before, head, []byte(version), after)
 	return e, nil
 }
 
@@ -361,10 +362,13 @@ func (e *encoded) decoded() *entry {
 }
 
 // document returns the entry's JSON without its revision.
-func (e *encoded) document() []byte {
-	before, numbered, _ := bytes.Cut(e.body, head)
-	_, after, _ := bytes.Cut(numbered, []byte(","))
-	return slices.Concat(before, head, after)
+func (e *encoded) document() []byte { return slices.Concat(e.around()) }
+
+// around returns the entry's JSON before and after its revision.
+func (e *encoded) around() (before, after []byte) {
+	at := bytes.Index(e.body, head) + len(head)
+	_, after, _ = bytes.Cut(e.body[at:], []byte(","))
+	return e.body[:at], after
 }
 
 func (e *entry) encode() (err error) {
