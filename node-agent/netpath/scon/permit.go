@@ -70,14 +70,14 @@ func (s *Scon) permit() error {
 			continue
 		}
 		always := func(r Refusal) bool { return !r.Fresh }
-		p := programPermit{Share: s.share()}
+		var p programPermit
 		if !slices.ContainsFunc(refused, always) {
 			p.Established = before.Rules
 		}
 		if len(refused) == 0 {
 			p.Fresh = before.Rules
 		}
-		if err := s.programs.Permits.Put(uint32(0), p); err != nil {
+		if err := s.allow(p); err != nil {
 			return err
 		}
 		s.tell(refused)
@@ -129,11 +129,13 @@ func settled() error {
 	return fmt.Errorf("whether the rules are whole cannot be told: %w", err)
 }
 
-// share returns how many entries a container may have, so that all together fit.
-func (s *Scon) share() uint64 {
+// allow tells the programs what they may do, and how many entries a container may have, so that all
+// together fit.
+func (s *Scon) allow(p programPermit) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return uint64(min(atMost, entries/max(len(s.hooked), 1)))
+	p.Share = uint64(min(atMost, entries/max(len(s.hooked), 1)))
+	return s.programs.Permits.Put(uint32(0), p)
 }
 
 // tell logs what has begun to keep packets from the express path.

@@ -88,7 +88,8 @@ func (s *Scon) keep(updates <-chan netlink.LinkUpdate, done <-chan struct{}) {
 			err = s.permit()
 		case <-tick.C: // a queue or a program of others is announced by nobody
 			s.tolerance()
-			err = errors.Join(s.ports(), s.permit())
+			s.seen = s.seen && updates != nil
+			err = errors.Join(s.portsAgain(), s.permit())
 			if err == nil && !time.Now().Before(s.due) {
 				_, err = s.flush(0)
 			}
@@ -124,8 +125,19 @@ func (s *Scon) undo() error {
 	return r.undo(s.Records)
 }
 
+// portsAgain looks at the ports where those that were announced may not be all: nobody announces a
+// default route that goes with its device or address.
+func (s *Scon) portsAgain() error {
+	uplinks, err := s.uplinks()
+	if err == nil && s.seen && slices.Equal(uplinks, s.out) {
+		return nil
+	}
+	return s.ports()
+}
+
 // ports attaches to ports that have come, and forgets those that have gone.
 func (s *Scon) ports() error {
+	s.seen = false
 	links, err := netns.Links()
 	if err != nil {
 		return err
@@ -163,6 +175,7 @@ func (s *Scon) ports() error {
 		}
 		all = errors.Join(all, s.enter(l))
 	}
+	s.seen = all == nil
 	return all
 }
 

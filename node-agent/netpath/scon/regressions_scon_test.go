@@ -525,11 +525,12 @@ ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:99 dev vx`)
 		return nil
 	})
 	const port, sum = 14 + 20 + 2, 14 + 20 + 6
-	frames := w.server.await(t, surely)
-	for _, frame := range frames {
-		if len(frame) > sum+2 && binary.BigEndian.Uint16(frame[port:]) == 4789 {
-			if tunnelled++; binary.BigEndian.Uint16(frame[sum:]) != 0 {
-				sums++
+	for late := time.Now().Add(time.Minute); tunnelled < 10 && time.Now().Before(late); {
+		for _, frame := range w.server.await(t, surely) {
+			if len(frame) > sum+2 && binary.BigEndian.Uint16(frame[port:]) == 4789 {
+				if tunnelled++; binary.BigEndian.Uint16(frame[sum:]) != 0 {
+					sums++
+				}
 			}
 		}
 	}

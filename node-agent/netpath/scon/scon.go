@@ -65,6 +65,7 @@ type Scon struct {
 	rules     *ruleset
 	due       time.Time // when an entry may be idle
 	tolerates bool      // conntrack does, as it was told
+	seen      bool      // the devices are, as they were announced last
 
 	mu      sync.Mutex
 	hooked  map[int]string // devices by their index
