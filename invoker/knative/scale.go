@@ -217,7 +217,7 @@ func (c *scale) decide(now time.Time) int {
 // way: those could use no others. No room is made for what cannot start.
 func (c *scale) set(level int, lacks error, now time.Time) {
 	if lacks != nil {
-		level = min(level, c.pool.Live(c.demand)) // one that rests comes back
+		level = min(level, c.pool.Started(c.demand)) // one that rests comes back
 	}
 	most := 0
 	if owner, err := c.directory.Owner(c.demand.Namespace); err == nil {

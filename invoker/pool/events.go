@@ -2,8 +2,12 @@ package pool
 
 import (
 	"cmp"
+	"errors"
 	"iter"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/fastiov/fastiov/node-agent/api"
 )
@@ -111,6 +115,13 @@ type outcome struct {
 	unasked bool // the demand could not say what to start, so no node was asked
 }
 
+// ofNode reports whether a start failed by its node, which was lost or had no place.
+func (o outcome) ofNode() bool {
+	var away *elsewhere
+	code := status.Code(o.err)
+	return errors.As(o.err, &away) || code == codes.Unavailable || code == codes.ResourceExhausted
+}
+
 // judged returns the outcome of a start, of which the node says reply and err, and the demand
 // whether that is ready.
 func judged(reply *api.StartReply, err error, ready func(*api.StartReply) error) outcome {
@@ -135,7 +146,7 @@ func (s *state) started(b *box, how outcome, now time.Time) {
 	case how.err == nil && !b.ended:
 		b.begun = now
 	case how.err == nil, b.group == nil, b.kept, b.group.bounds.Scaled:
-		s.rest(b, now)
+		s.rest(b, how, now)
 	}
 	switch {
 	case b.phase == gone: // its node was lost meanwhile
@@ -159,16 +170,16 @@ func (s *state) crashed(b *box, why error, now time.Time) {
 	b.failed = cmp.Or(b.failed, why)
 	itself := b.used == 0 || b.group.live <= 1
 	if b.failed != nil && now.Sub(b.begun) < MostRest && itself {
-		s.rest(b, now)
+		s.rest(b, outcome{}, now)
 	}
 }
 
 // rest has sandboxes like b that no job waits for be started later, as it has failed.
-func (s *state) rest(b *box, now time.Time) {
+func (s *state) rest(b *box, how outcome, now time.Time) {
 	if b.group == nil {
-		s.stemFailed(b.stem, b.asked, now)
+		s.stemFailed(b.stem, how, b.asked, now)
 	} else {
-		s.keptFailed(b.group, b.asked, now)
+		s.keptFailed(b.group, how, b.asked, now)
 	}
 }
 

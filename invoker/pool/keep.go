@@ -87,9 +87,9 @@ func (g *group) rests(now time.Time) bool { return now.Before(g.tries.after) }
 type retrial struct{ *group }
 
 // keptFailed has sandboxes of a group be started later.
-func (s *state) keptFailed(g *group, since, now time.Time) {
+func (s *state) keptFailed(g *group, how outcome, since, now time.Time) {
 	if g.wants > 0 {
-		g.tries.failed(since, now)
+		g.tries.take(how, since, now)
 		s.alarms.set(&g.retry, g.tries.after)
 	}
 }

@@ -6,6 +6,9 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // What a namespace may keep goes to those that want it, again whenever that changes.
@@ -434,6 +437,49 @@ func TestWhichEndsHoldStartsBack(t *testing.T) {
 		}
 		s.pass(2 * time.Second)
 		s.want("keep a", "keep a")
+	}
+}
+
+// A start that fails by its node says nothing of the program: the next is made as soon as the node
+// may have said what it has.
+func TestAStartThatItsNodeRefusesIsNoFailure(t *testing.T) {
+	for _, c := range []struct {
+		why   error
+		rests time.Duration
+	}{
+		{status.Error(codes.ResourceExhausted, "no place"), untilAsked},
+		{status.Error(codes.Unavailable, "connection refused"), untilAsked},
+		{&elsewhere{why: "the node was given up"}, untilAsked},
+		{status.Error(codes.Internal, "it ended with 1"), 2 * time.Second},
+	} {
+		s, grow, _ := growing(t)
+		grow()
+		s.settle()
+		g := s.groupOf("a")
+		if n := g.started(); n != 2 || g.live != 3 {
+			t.Errorf("%d of %d are started", n, g.live)
+		}
+		for range 3 {
+			s.s.started(s.boxes[len(s.boxes)-1], outcome{err: c.why}, s.now)
+			s.want()
+			s.pass(c.rests - time.Millisecond)
+			s.want()
+			s.pass(time.Millisecond)
+			s.want("keep a")
+			if c.rests > untilAsked {
+				break // the next rests for longer
+			}
+		}
+		if failed := g.tries.fails > 0; failed != (c.rests > untilAsked) {
+			t.Errorf("%v counts as %d failures", c.why, g.tries.fails)
+		}
+	}
+	var both attempts // of which one was refused, and the other fails
+	now := time.Now()
+	both.refused(now)
+	both.failed(now, now)
+	if both.fails != 1 || both.after.Sub(now) != 2*time.Second {
+		t.Errorf("%+v", both)
 	}
 }
 

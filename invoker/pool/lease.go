@@ -258,12 +258,8 @@ func (l *Lease) startBox() error {
 	request.MemoryMib = uint32(l.demand.MemoryMiB)
 	request.WaitMs = uint32(wait.Milliseconds())
 	reply, err := l.Client().Start(ctx, request)
-	switch status.Code(err) {
-	case codes.Unavailable:
-		l.pool.unreachable(l.box.node, err)
+	if l.pool.refused(l.box.node, err); status.Code(err) == codes.Unavailable {
 		err = tryElsewhere(err)
-	case codes.ResourceExhausted:
-		l.box.node.to.ask()
 	}
 	return l.started(reply, err)
 }

@@ -265,8 +265,20 @@ func (p *Pool) prepare(
 		ctx, cancel := context.WithTimeout(b.node.to.context(), p.cfg.Start)
 		defer cancel()
 		reply, err := b.node.to.Start(ctx, request)
+		p.refused(b.node, err)
 		p.over(b, judged(reply, err, ready))
 	})
+}
+
+// refused has a node looked at that may have refused a start: it is away, or has less than was
+// known.
+func (p *Pool) refused(n *node, err error) {
+	switch status.Code(err) {
+	case codes.Unavailable:
+		p.unreachable(n, err)
+	case codes.ResourceExhausted:
+		n.to.ask()
+	}
 }
 
 // over takes in the end of a start, of whatever kind.
@@ -321,10 +333,8 @@ func (p *Pool) Ready(demand Demand) int {
 	return p.count(demand, func(g *group) int { return g.ready })
 }
 
-// Live counts those that take calls or will, such as when they have rested.
-func (p *Pool) Live(demand Demand) int {
-	return p.count(demand, func(g *group) int { return g.live })
-}
+// Started counts those, and such as will take calls again, when they have rested.
+func (p *Pool) Started(demand Demand) int { return p.count(demand, (*group).started) }
 
 func (p *Pool) count(demand Demand, of func(*group) int) int {
 	p.mu.Lock()

@@ -282,6 +282,17 @@ func (g *group) full() bool {
 		g.bounds.Scaled && g.live >= max(g.level, 1)
 }
 
+// started returns how many of the group's sandboxes are started, and take jobs now or will again.
+func (g *group) started() (n int) {
+	g.members.all(func(b *box) bool {
+		if b.counts && b.phase != starting {
+			n++
+		}
+		return true
+	})
+	return n
+}
+
 // A waiter is a job without a sandbox.
 type waiter struct {
 	group    *group

@@ -55,16 +55,26 @@ func (s *state) resize(st *stem, now time.Time) {
 }
 
 // stemFailed has stem cells be started later.
-func (s *state) stemFailed(st *stem, since, now time.Time) {
-	if st.tries.failed(since, now); st.alarm.pos == 0 {
+func (s *state) stemFailed(st *stem, how outcome, since, now time.Time) {
+	if st.tries.take(how, since, now); st.alarm.pos == 0 {
 		s.alarms.set(&st.alarm, st.tries.after)
 	}
 }
 
 // Attempts are starts that no job waits for. After one that failed the next is later, ever later.
 type attempts struct {
-	fails int // in a row
-	after time.Time
+	fails   int // in a row
+	after   time.Time
+	counted time.Time // what was begun before this belongs to the last failure
+}
+
+// take takes in how a start has failed that was asked for then.
+func (a *attempts) take(how outcome, since, now time.Time) {
+	if how.ofNode() {
+		a.refused(now)
+	} else {
+		a.failed(since, now)
+	}
 }
 
 // MostRest is the longest rest after a failure. A row of failures is over when none has followed
@@ -74,14 +84,26 @@ const MostRest = time.Minute
 // failed takes in that a start has failed, or what it has started. Those that were begun together
 // fail once.
 func (a *attempts) failed(since, now time.Time) {
-	if since.Before(a.after) {
+	if since.Before(a.counted) {
 		return
 	}
-	if since.Sub(a.after) > MostRest {
+	if since.Sub(a.counted) > MostRest {
 		a.fails = 0
 	}
 	a.fails++
 	a.after = now.Add(min(time.Second<<min(a.fails, 6), MostRest))
+	a.counted = a.after
+}
+
+// untilAsked is the time in which a node that has refused a start is asked what it has.
+const untilAsked = 250 * time.Millisecond
+
+// refused takes in that a start has failed by its node: it was lost, or had no place. That says
+// nothing of what was to start.
+func (a *attempts) refused(now time.Time) {
+	if next := now.Add(untilAsked); next.After(a.after) {
+		a.after = next
+	}
 }
 
 // backfill starts a stem cell where one is missing and there is room that nobody has a use for.
