@@ -49,7 +49,9 @@ func tellTLS(server *http.Server) {
 // as clients of gRPC speak it to services; to it an eitherConn's is without in both cases. A
 // connection has a bound of requests at once, of the time in which its client takes nothing, and of
 // the memory for what it sends. A request that nobody reads yet, as before a cold start, takes
-// half of that at most: so others of its connection go on.
+// a quarter of that at most: so others of its connection go on beside three of these. A connection
+// that brings part of a request's headers may idle, as one that brings nothing; and when the server
+// stops, the client of an idle one has a second to see that.
 func takeHTTP2(server *http.Server) {
 	const atOnce, takesNothing = 100, 30 * time.Second
 	const frame, window = 16 << 10, 256 << 10
@@ -59,7 +61,7 @@ func takeHTTP2(server *http.Server) {
 	server.Protocols.SetUnencryptedHTTP2(true)
 	server.HTTP2 = &http.HTTP2Config{
 		MaxConcurrentStreams: atOnce, WriteByteTimeout: takesNothing, MaxReadFrameSize: frame,
-		MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window / 2}
+		MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window / 4}
 }
 
 // handshake is the first byte of a client that speaks TLS. No method of HTTP begins with it.

@@ -69,8 +69,8 @@ func TestARequestKnowsItsTLS(t *testing.T) {
 	}
 }
 
-// A request whose body nobody reads yet holds up no other of its connection.
-func TestABodyThatWaitsHoldsUpNoOther(t *testing.T) {
+// Requests whose bodies nobody reads yet hold up no other of their connection.
+func TestBodiesThatWaitHoldUpNoOther(t *testing.T) {
 	read := make(chan struct{})
 	server := httptest.NewUnstartedServer(http.HandlerFunc(
 		func(w http.ResponseWriter, r *http.Request) {
@@ -87,20 +87,19 @@ func TestABodyThatWaitsHoldsUpNoOther(t *testing.T) {
 	server.StartTLS()
 	defer server.Close()
 	client := server.Client()
-	client.Timeout = 20 * time.Second
+	client.Timeout = time.Minute
 	const long = 2 << 20
-	waits, err := client.Post(server.URL+"/waits", "", bytes.NewReader(make([]byte, long)))
-	if err != nil {
-		t.Fatal(err)
+	var answers []*http.Response
+	for _, path := range []string{"/waits", "/waits", "/waits", "/"} {
+		answer, err := client.Post(server.URL+path, "", bytes.NewReader(make([]byte, long)))
+		if err != nil {
+			t.Fatal(path, err)
+		}
+		defer answer.Body.Close()
+		answers = append(answers, answer)
 	}
-	defer waits.Body.Close()
-	other, err := client.Post(server.URL, "", bytes.NewReader(make([]byte, long)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Body.Close()
 	close(read)
-	for _, answer := range []*http.Response{other, waits} {
+	for _, answer := range answers {
 		said, err := io.ReadAll(answer.Body)
 		if want := fmt.Sprint(long, error(nil)); string(said) != want || answer.ProtoMajor != 2 {
 			t.Errorf("%q by %s, %v", said, answer.Proto, err)

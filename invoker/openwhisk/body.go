@@ -117,7 +117,9 @@ func (rq *request) readBytes(w http.ResponseWriter, r *http.Request,
 	case statusOf(err) == http.StatusInternalServerError:
 		err = badRequest("the request could not be read: %v", err)
 	}
-	w.Header().Set("Connection", "close") // the rest is not worth reading
+	if r.ProtoMajor == 1 { // of HTTP/2 only the request's stream ends
+		w.Header().Set("Connection", "close") // the rest is not worth reading
+	}
 	return nil, err
 }
 

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -226,5 +228,36 @@ func TestACertificateOfOnesOwn(t *testing.T) {
 	defer resp.Body.Close()
 	if resp.StatusCode != 200 {
 		t.Errorf("HTTP %d", resp.StatusCode)
+	}
+}
+
+// A request of HTTP/2 that is too large ends without its connection, which others use.
+func TestALargeRequestEndsAlone(t *testing.T) {
+	c := newClient(t)
+	server := httptest.NewUnstartedServer(c.api)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	for n, size := range []int{100 << 20, 2} {
+		var reused bool
+		ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{
+			GotConn: func(got httptrace.GotConnInfo) { reused = got.Reused }})
+		r, err := http.NewRequestWithContext(ctx, http.MethodPut,
+			server.URL+"/api/v1/namespaces/_/actions/a",
+			strings.NewReader(strings.Repeat(" ", size)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.SetBasicAuth(c.key.UUID, c.key.Secret)
+		answer, err := server.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, answer.Body)
+		answer.Body.Close()
+		if answer.ProtoMajor != 2 || reused != (n > 0) || (n == 0) != (answer.StatusCode == 413) {
+			t.Errorf("%d bytes: %s by %s, the former connection %v", size, answer.Status,
+				answer.Proto, reused)
+		}
 	}
 }
