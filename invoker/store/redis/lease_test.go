@@ -91,7 +91,7 @@ func TestAnOlderEpochIsRefused(t *testing.T) {
 		t.Errorf("the second: %v", err)
 	}
 	first.Finish(record("a")) // the process ran it
-	closeIt(t, first) // it logs nothing after this
+	closeIt(t, first)         // it logs nothing after this
 	if n := bytes.Count(said.Bytes(), []byte("\n")); n != 1 ||
 		!bytes.Contains(said.Bytes(), []byte("accepts no more calls")) {
 		t.Errorf("it says in %d lines: %s", n, &said)

@@ -53,7 +53,8 @@ func Start(t testing.TB) (address string) {
 // client's certificate.
 func StartTLS(t testing.TB) (address, secure string, client *tls.Config) {
 	t.Helper()
-	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(), Secure: "127.0.0.1:" + freePort()}
+	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(),
+		Secure: "127.0.0.1:" + freePort()}
 	client = b.certify(t)
 	b.start(t)
 	return b.Address, b.Secure, client
