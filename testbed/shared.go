@@ -66,7 +66,7 @@ func (c Config) atLeast(needs Needs) Config {
 	c.NICs = max(c.NICs, needs.NICs)
 	c.NVMeVFs = max(c.NVMeVFs, needs.NVMeVFs)
 	c.MemoryMiB = max(c.MemoryMiB, needs.MemoryMiB)
-	c.CPUs = max(c.CPUs, needs.CPUs)
+	c.CPUs = max(1, c.CPUs, needs.CPUs) // one, wherever a test runs
 	c.Edu = c.Edu || needs.Edu
 	if needs.Kernel != "" {
 		c.Kernel, c.Append = needs.Kernel, needs.Append

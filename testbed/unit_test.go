@@ -87,9 +87,10 @@ func TestQEMUArguments(t *testing.T) {
 	line := func(c Config) string {
 		return strings.Join(qemuArgs(c.withDefaults(), d, img, 2222), " ")
 	}
-	full := line(Config{NICs: 2, NVMeVFs: 127, Edu: true, Forward: []int{3233}, Accel: "tcg"})
+	full := line(Config{NICs: 2, NVMeVFs: 127, CPUs: 2, Edu: true, Forward: []int{3233},
+		Accel: "tcg"})
 	for _, want := range []string{
-		"-accel tcg,thread=multi -cpu max,+svm,-erms", "-m 8192 -smp 1",
+		"-accel tcg,thread=multi -cpu max,+svm,-erms", "-m 8192 -smp 2",
 		"intel-iommu,intremap=on,snoop-control=on", "igb,bus=nic1port,netdev=wire1",
 		"file=/s,,tate/wire1.pcap", "sriov_max_vfs=127",
 		"hostfwd=tcp:127.0.0.1:2222-10.0.3.15:22", "hostfwd=tcp:127.0.0.1:3233-10.0.3.15:3233",

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
@@ -61,25 +62,30 @@ func up(ctx context.Context, c Config, w io.Writer, owned bool) (*Host, error) {
 			l.cfg.Accel = "kvm"
 		}
 	}
-	if l.cfg.Accel == "tcg" {
-		l.takeEmulator(ctx, cache)
+	mended := l.cfg.Accel == "tcg" && l.takeEmulator(ctx, cache)
+	if c.CPUs == 0 {
+		l.cfg.CPUs = 1
+		if mended {
+			l.cfg.CPUs = min(2, runtime.NumCPU())
+		}
 	}
 	return l.boot(ctx)
 }
 
-// takeEmulator takes fastiov's QEMU where it has been built. Debian's delivers an interrupt twice
-// to a microVM now and then, which ends it.
-func (l *launch) takeEmulator(ctx context.Context, cache *build.Builder) {
+// takeEmulator takes fastiov's QEMU where it has been built. Debian's loses microVMs now and then,
+// and with several CPUs hosts, too.
+func (l *launch) takeEmulator(ctx context.Context, cache *build.Builder) (taken bool) {
 	dir, has := cache.HasEmulator(ctx)
 	if !has {
-		return
+		return false
 	}
 	q, err := hypervisor.In(ctx, dir)
 	if err != nil { // its libraries have gone
 		cache.Say(hypervisor.Emulator, "%v; going on with %v", err, l.qemu)
-		return
+		return false
 	}
 	l.qemu = q
+	return true
 }
 
 // boots returns what a host with that kernel boots from.
