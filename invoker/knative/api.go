@@ -119,16 +119,16 @@ func isNamespace(rest string) bool {
 }
 
 func (c *call) collection(k *kind, namespace string) error {
-	switch query := c.r.URL.Query(); c.r.Method {
+	switch c.r.Method {
 	case http.MethodGet:
-		choice, err := k.chosen(query.Get("labelSelector"), query.Get("fieldSelector"))
+		how, choice, err := c.listing(k)
 		switch {
 		case err != nil:
 			return err
-		case query.Get("watch") == "true" || query.Get("watch") == "1":
-			return c.watch(k, choice)
+		case how.Watch:
+			return c.watch(k, choice, how)
 		}
-		return c.list(k, choice)
+		return c.list(k, choice, how)
 	case http.MethodPost:
 		if namespace == "" {
 			return apierrors.NewBadRequest("the request names no namespace")
@@ -138,7 +138,8 @@ func (c *call) collection(k *kind, namespace string) error {
 			return err
 		}
 		o, w := k.make(), c.writer()
-		if err := w.decode(k, body, o, query.Get("fieldValidation")); err != nil {
+		strict := c.r.URL.Query().Get("fieldValidation")
+		if err := w.decode(k, body, o, strict); err != nil {
 			return undecodable(k, err)
 		}
 		if err := placed(k, o, namespace, o.GetName()); err != nil {
@@ -150,7 +151,7 @@ func (c *call) collection(k *kind, namespace string) error {
 		}
 		return c.answer(http.StatusCreated, e)
 	case http.MethodDelete:
-		choice, err := k.chosen(query.Get("labelSelector"), query.Get("fieldSelector"))
+		which, choice, err := c.listing(k)
 		if err != nil {
 			return err
 		}
@@ -158,11 +159,16 @@ func (c *call) collection(k *kind, namespace string) error {
 		if err != nil {
 			return err
 		}
-		meta, page, err := c.page(k, choice)
+		meta, page, err := c.page(k, choice, which)
 		if err != nil {
 			return err
 		}
-		for _, e := range page {
+		for i, e := range page {
+			if i > 0 { // the first is what the request was admitted for
+				if err := c.admitted(c.user, c.r); err != nil {
+					return err
+				}
+			}
 			if _, _, err := c.delete(ref{k, e.name}, how); ignoreMissing(err) != nil {
 				return err
 			}
@@ -290,8 +296,8 @@ func (c *call) patch(k *kind, namespace, of string) error {
 	})
 }
 
-func (c *call) list(k *kind, choice choice) error {
-	meta, page, err := c.page(k, choice)
+func (c *call) list(k *kind, choice choice, how metav1.ListOptions) error {
+	meta, page, err := c.page(k, choice, how)
 	if err != nil {
 		return err
 	}

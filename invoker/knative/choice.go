@@ -2,14 +2,35 @@ package knative
 
 import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion/validation"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // A choice is which objects of a kind a request is about.
 type choice struct {
 	label labels.Selector
 	field fields.Selector
+}
+
+// listing returns how a request wants objects listed or watched, and which.
+func (c *call) listing(k *kind) (how metav1.ListOptions, which choice, err error) {
+	query := c.r.URL.Query()
+	if err := metav1.Convert_url_Values_To_v1_ListOptions(&query, &how, nil); err != nil {
+		return how, which, apierrors.NewBadRequest(err.Error())
+	}
+	if wrong := validation.ValidateListOptions(&internalversion.ListOptions{
+		Watch: how.Watch, Continue: how.Continue, SendInitialEvents: how.SendInitialEvents,
+		ResourceVersion: how.ResourceVersion, ResourceVersionMatch: how.ResourceVersionMatch,
+	}, true); len(wrong) > 0 {
+		return how, which, apierrors.NewInvalid(
+			schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", wrong)
+	}
+	which, err = k.chosen(how.LabelSelector, how.FieldSelector)
+	return how, which, err
 }
 
 func (k *kind) chosen(label, field string) (choice, error) {

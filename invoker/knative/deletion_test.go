@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -367,4 +368,33 @@ func TestADeletionMeansItsObjects(t *testing.T) {
 	}
 	h.must("DELETE", texts+"/c", fmt.Sprintf(`{"preconditions":{"uid":%q,"resourceVersion":%q}}`,
 		c.UID, c.ResourceVersion))
+}
+
+// Many that are deleted by one request count as so many changes of their namespace.
+func TestEachOfManyDeletionsCounts(t *testing.T) {
+	minute := func() int64 { return time.Now().Unix() / 60 } // of which there are so many
+	try := func() (over bool) {
+		h, leave := aHouse(t)
+		defer leave()
+		begun := minute()
+		for _, name := range []string{"a", "b", "c", "d"} {
+			h.must("POST", core+"configmaps", `{"metadata":{"name":"`+name+`"}}`)
+		}
+		if err := h.api.cfg.Directory.Add(&access.Subject{Name: "ann",
+			Limits:     access.Limits{"changesPerMinute": 6}, // of which four were made
+			Namespaces: []access.Namespace{h.key.Owned("ann")}}); err != nil {
+			t.Fatal(err)
+		}
+		code, said := h.ask("DELETE", core+"configmaps", "application/json", "")
+		left := strings.Count(h.must("GET", core+"configmaps", ""), `"uid"`)
+		if minute() != begun {
+			return false
+		}
+		if code != 429 || !strings.Contains(said, "too many changes") || left != 2 {
+			t.Errorf("%d are left after %d %s", left, code, said)
+		}
+		return true
+	}
+	for !try() {
+	}
 }

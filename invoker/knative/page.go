@@ -8,6 +8,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // A place says where a list goes on that comes in pages, in the form of Kubernetes's tokens. All
@@ -51,20 +52,35 @@ func placeOf(token string) (p place, err error) {
 	return p, apierrors.NewBadRequest("invalid continue token: " + why)
 }
 
-// page returns the objects that a list asks for, and what is said of them.
-func (c *call) page(k *kind, choice choice) (meta metav1.ListMeta, page []*entry, err error) {
-	query := c.r.URL.Query()
-	limit, _ := strconv.Atoi(query.Get("limit"))
-	at := place{Revision: current}
-	if token := query.Get("continue"); token != "" {
-		if at, err = placeOf(token); err != nil {
-			return meta, nil, err
-		}
-		if v := query.Get("resourceVersion"); v != "" && v != "0" {
-			return meta, nil, apierrors.NewBadRequest(
+// placeIn returns where the list begins that a request asks for, and of which revision it is.
+func (c *call) placeIn(how metav1.ListOptions) (at place, err error) {
+	at.Revision = current
+	asked, err := versionIn(how.ResourceVersion)
+	switch now := c.world.reached(); {
+	case how.Continue != "":
+		if at, err = placeOf(how.Continue); err == nil && how.ResourceVersion != "" &&
+			how.ResourceVersion != "0" {
+			err = apierrors.NewBadRequest(
 				"specifying resource version is not allowed when using continue")
 		}
+	case err != nil:
+	case asked > now:
+		err = tooLarge(asked, now)
+	case how.ResourceVersionMatch == metav1.ResourceVersionMatchExact,
+		how.ResourceVersionMatch == "" && how.Limit > 0 && asked > 0: // an older way to say that
+		at.Revision = int64(asked)
 	}
+	return at, err
+}
+
+// page returns the objects that a list asks for, and what is said of them.
+func (c *call) page(k *kind, choice choice, how metav1.ListOptions) (
+	meta metav1.ListMeta, page []*entry, err error) {
+	at, err := c.placeIn(how)
+	if err != nil {
+		return meta, nil, err
+	}
+	limit := int(how.Limit)
 	var all []*entry
 	var revision uint64
 	if at.Revision == current {
@@ -72,6 +88,9 @@ func (c *call) page(k *kind, choice choice) (meta metav1.ListMeta, page []*entry
 	} else {
 		revision = uint64(at.Revision)
 		if all, err = c.world.listOf(k, c.user.Namespace, revision); err != nil {
+			if how.Continue == "" {
+				return meta, nil, errTooOld
+			}
 			at.Revision = current
 			return meta, nil, tooOld(at)
 		}
@@ -109,4 +128,30 @@ func tooOld(on place) error {
 		"and now may show up in the list.")
 	err.ErrStatus.Continue = on.token()
 	return err
+}
+
+// errTooOld answers who asks for a list of a revision since which not all changes are known.
+var errTooOld = apierrors.NewResourceExpired(
+	"The resourceVersion for the provided list is too old.")
+
+// tooLarge says that there is no such revision yet: it is of another store, such as one that was
+// restored since.
+func tooLarge(asked, now uint64) error {
+	const what = "Too large resource version"
+	err := apierrors.NewTimeoutError(fmt.Sprintf("%s: %d, current: %d", what, asked, now), 1)
+	err.ErrStatus.Details.Causes = []metav1.StatusCause{
+		{Type: metav1.CauseTypeResourceVersionTooLarge, Message: what}}
+	return err
+}
+
+// versionIn returns the revision that a request names; 0: any.
+func versionIn(text string) (version uint64, err error) {
+	if text == "" {
+		return 0, nil
+	}
+	if version, err = strconv.ParseUint(text, 10, 64); err != nil {
+		wrong := field.Invalid(field.NewPath("resourceVersion"), text, err.Error())
+		return 0, apierrors.NewBadRequest("invalid resource version: " + wrong.Error())
+	}
+	return version, nil
 }

@@ -131,3 +131,81 @@ func TestAListsPiecesAreOfOneTime(t *testing.T) {
 		t.Errorf("the rest of what there is: %s", names)
 	}
 }
+
+// A list may be of one revision, or of none before it. One that cannot be had is told so.
+func TestAListOfARevision(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	h.api.reconcile.queue.ShutDown()
+	const from = objects + "configurations"
+	type list struct {
+		Metadata struct{ ResourceVersion, Continue string }
+		Items    []struct {
+			Metadata struct{ Name, ResourceVersion string }
+		}
+	}
+	ask := func(query string) (names string, l list) {
+		if err := json.Unmarshal([]byte(h.must("GET", from+query, "")), &l); err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range l.Items {
+			names += i.Metadata.Name
+		}
+		return names, l
+	}
+	h.must("POST", from, described("b", "before"))
+	h.must("POST", from, described("d", "before"))
+	_, then := ask("")
+	at := "?resourceVersion=" + then.Metadata.ResourceVersion
+	h.must("DELETE", from+"/b", "")
+	h.must("POST", from, described("a", "after"))
+	for query, want := range map[string]string{
+		"&resourceVersionMatch=Exact": "bd", "&limit=5": "bd", "": "ad",
+		"&resourceVersionMatch=NotOlderThan":         "ad",
+		"&resourceVersionMatch=NotOlderThan&limit=5": "ad",
+	} {
+		got, l := ask(at + query)
+		if got != want || (l.Metadata.ResourceVersion == then.Metadata.ResourceVersion) !=
+			(want == "bd") {
+			t.Errorf("%s: %s of %s", query, got, l.Metadata.ResourceVersion)
+		}
+	}
+	got, first := ask(at + "&resourceVersionMatch=Exact&limit=1")
+	rest, last := ask("?continue=" + first.Metadata.Continue)
+	if got+rest != "bd" || last.Metadata.ResourceVersion != then.Metadata.ResourceVersion {
+		t.Errorf("in pieces: %s, %s of %s", got, rest, last.Metadata.ResourceVersion)
+	}
+	refused := func(query string, code int, words ...string) {
+		t.Helper()
+		got, said := h.ask("GET", from+query, "", "")
+		for _, word := range words {
+			if got != code || !strings.Contains(said, word) {
+				t.Errorf("%s is answered %d %s, want %d %s", query, got, said, code, word)
+			}
+		}
+	}
+	future := fmt.Sprint(h.api.world.reached() + 1)
+	for _, match := range []string{"", "&resourceVersionMatch=Exact",
+		"&resourceVersionMatch=NotOlderThan", "&limit=1",
+		"&watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"} {
+		refused("?resourceVersion="+future+match, 504, `"reason":"Timeout"`,
+			"Too large resource version: "+future, `"reason":"ResourceVersionTooLarge"`)
+	}
+	refused("?resourceVersionMatch=Exact", 422, "is forbidden unless resourceVersion is provided")
+	refused(at+"&resourceVersionMatch=x", 422, `Unsupported value: \"x\"`)
+	refused(at+"&resourceVersionMatch=Exact&continue=x", 422, "when continue is provided")
+	refused("?resourceVersion=0&resourceVersionMatch=Exact", 422,
+		"is forbidden for resourceVersion")
+	refused("?sendInitialEvents=true", 422, "sendInitialEvents is forbidden for list")
+	refused("?watch=1&sendInitialEvents=true", 422, "requires setting resourceVersionMatch")
+	refused("?resourceVersion=x", 400, "invalid resource version")
+	refused("?limit=x", 400, "invalid syntax")
+	h.api.world.mu.Lock()
+	h.api.world.floors["ann"] = h.api.world.revision
+	h.api.world.mu.Unlock()
+	refused(at+"&resourceVersionMatch=Exact", 410, `"reason":"Expired"`,
+		"The resourceVersion for the provided list is too old.")
+	if got, _ := ask(at + "&resourceVersionMatch=NotOlderThan"); got != "ad" {
+		t.Errorf("not older than what is forgotten: %s", got)
+	}
+}

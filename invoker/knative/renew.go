@@ -71,7 +71,8 @@ func (p *prober) renew(ctx context.Context, s pool.Sandbox, v *v1.Revision, c *c
 	}
 	next := p.renewal.now().Add(rand.N(firstRenewed))
 	end := next.Add(life / 5) // as of what a former process has renewed after 4/5 of its life
-	again, unable := renewedAgain, false
+	again := renewedAgain
+	var told time.Time // that its node replaces no files
 	for p.renewal.await(ctx, next) {
 		now := p.renewal.now()
 		err := p.renewOf(ctx, s, v, c)
@@ -85,10 +86,10 @@ func (p *prober) renew(ctx context.Context, s pool.Sandbox, v *v1.Revision, c *c
 		ended := !p.renewal.now().Before(end)
 		switch code := status.Code(err); {
 		case code == codes.Unimplemented:
-			if again = time.Minute; unable {
-				break // it was told, and each time would be a change to watchers
+			if again = time.Minute; now.Sub(told) < eventsFor/2 {
+				break // each time would be a change to watchers
 			}
-			unable = true
+			told = now
 			p.warn(v, "TokenNotRenewed", fmt.Sprintf("a token of its service account ends %s "+
 				"after its sandbox has started, which may live for longer: its node replaces no "+
 				"files of a program that runs; --sandbox containerd of this version does", life))

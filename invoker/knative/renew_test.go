@@ -2,6 +2,7 @@ package knative
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 
 	node "github.com/fastiov/fastiov/node-agent/api"
 )
@@ -302,4 +304,35 @@ func TestSaidOf(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Who cannot renew a token is told of again before what was told of it is forgotten.
+func TestATokenThatIsNotRenewedIsToldOfAgain(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	r := h.renewing(func(context.Context, *node.RenewRequest) error {
+		return status.Error(codes.Unimplemented, "unknown method Renew")
+	})
+	h.must("POST", objects+"services", with("hello", inFolder, ""))
+	h.ready("hello", "True")
+	r.pass(0) // its first turn is set
+	told := func(times int32) bool {
+		var list corev1.EventList
+		if err := json.Unmarshal([]byte(h.must("GET", core+"events", "")), &list); err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(list.Items, func(e corev1.Event) bool {
+			return e.Reason == "TokenNotRenewed" && e.Count == times
+		})
+	}
+	turn := func(after time.Duration) {
+		r.moved.Add(int64(after))
+		r.next()
+		r.pass(0) // its answer is taken in
+	}
+	turn(firstRenewed)
+	h.until("it is told", func() bool { return told(1) })
+	turn(time.Minute)
+	turn(eventsFor / 2)
+	h.until("it is told again", func() bool { return told(2) })
 }

@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/fastiov/fastiov/invoker/lasting"
 )
@@ -42,11 +42,14 @@ type feed struct {
 // watch sends the objects of a kind as they change, from a revision on. Without one it first sends
 // those that there are. A watcher reads the events at its own pace; one that falls behind too far
 // is told so, and delays nobody. Its key is looked at before each event.
-func (c *call) watch(k *kind, choice choice) error {
-	query := c.r.URL.Query()
-	at, err := strconv.ParseUint(query.Get("resourceVersion"), 10, 64)
-	if err != nil && query.Get("resourceVersion") != "" {
-		return apierrors.NewBadRequest("invalid resource version: " + err.Error())
+func (c *call) watch(k *kind, choice choice, how metav1.ListOptions) error {
+	at, err := versionIn(how.ResourceVersion)
+	if err != nil {
+		return err
+	}
+	initial := ptr.Deref(how.SendInitialEvents, false)
+	if now := c.world.reached(); initial && at > now {
+		return tooLarge(at, now)
 	}
 	leave, err := c.watches.enter(c.user.Namespace)
 	if err != nil {
@@ -57,7 +60,6 @@ func (c *call) watch(k *kind, choice choice) error {
 	answer := lasting.Begin(c.w, bookmarkEvery)
 	defer answer.Limit()
 	c.w.Header().Set("Content-Type", "application/json")
-	initial := query.Get("sendInitialEvents") == "true"
 	err = answer.Send(func() error {
 		if at != 0 && !initial {
 			return nil
@@ -78,8 +80,8 @@ func (c *call) watch(k *kind, choice choice) error {
 		return nil
 	}
 	longest := watchFor + rand.N(watchFor)
-	if seconds, _ := strconv.Atoi(query.Get("timeoutSeconds")); seconds > 0 &&
-		seconds < int(longest.Seconds()) {
+	if seconds := ptr.Deref(how.TimeoutSeconds, 0); seconds > 0 &&
+		seconds < int64(longest.Seconds()) {
 		longest = time.Duration(seconds) * time.Second
 	}
 	over := time.After(longest)
@@ -113,7 +115,7 @@ func (c *call) watch(k *kind, choice choice) error {
 		select {
 		case <-more:
 		case <-bookmarks.C:
-			if query.Get("allowWatchBookmarks") == "true" {
+			if how.AllowWatchBookmarks {
 				f.bookmark(at, nil)
 			}
 		case <-over:

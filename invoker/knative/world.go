@@ -393,6 +393,13 @@ func (w *world) unusable(at ref) bool {
 	return w.unread[at]
 }
 
+// reached returns the revision of the last change.
+func (w *world) reached() uint64 {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return w.revision
+}
+
 // list returns the objects of a namespace, by name, and the revision at which they are these.
 func (w *world) list(k *kind, namespace string) (all []*entry, revision uint64) {
 	w.mu.RLock()
