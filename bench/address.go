@@ -7,7 +7,7 @@ import (
 )
 
 // FreeAddress returns a free loopback address, for a server that cannot choose its own port. It is
-// below the ports that the kernel chooses, so nobody else is given it meanwhile.
+// below the ports that the kernel chooses by default, so it gives nobody else that one meanwhile.
 func FreeAddress() (address string, err error) {
 	for range 100 {
 		address = fmt.Sprint("127.0.0.1:", 20_000+rand.IntN(12_000))

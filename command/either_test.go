@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
 	"time"
 
@@ -86,6 +87,8 @@ func TestBodiesThatWaitHoldUpNoOther(t *testing.T) {
 	server.EnableHTTP2 = true
 	server.StartTLS()
 	defer server.Close()
+	goOn := sync.OnceFunc(func() { close(read) })
+	defer goOn() // or the server waits for its handlers
 	client := server.Client()
 	client.Timeout = time.Minute
 	const long = 2 << 20
@@ -98,7 +101,7 @@ func TestBodiesThatWaitHoldUpNoOther(t *testing.T) {
 		defer answer.Body.Close()
 		answers = append(answers, answer)
 	}
-	close(read)
+	goOn()
 	for _, answer := range answers {
 		said, err := io.ReadAll(answer.Body)
 		if want := fmt.Sprint(long, error(nil)); string(said) != want || answer.ProtoMajor != 2 {

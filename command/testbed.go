@@ -29,7 +29,7 @@ func testbedUp(name *string) *cobra.Command {
 	f.IntVar(&c.NICs, "nics", 1, "network cards, each with 7 VFs")
 	f.IntVar(&c.NVMeVFs, "nvme-vfs", 0, "VFs of an NVMe controller, up to 127")
 	f.IntVar(&c.MemoryMiB, "memory", 8192, "memory in MiB")
-	f.IntVar(&c.CPUs, "cpus", 0, "CPUs (default: 2 where qemu-emulator has been built, else 1;"+
+	f.IntVar(&c.CPUs, "cpus", 0, "CPUs (default: 2 if emulated by qemu-emulator, else 1;"+
 		" Debian's QEMU loses hosts that have more)")
 	f.StringVar(&c.Kernel, "kernel", testbed.DebianKernel,
 		"debian, or fastiov's own, built first if need be: patched, or debug, which finds its own mistakes")

@@ -155,7 +155,7 @@ func (c *crashes) crash(w *whisk) {
 	w.kill()
 	now := time.Now()
 	// far more than the window, because this machine may be busy
-	c.kills = append(c.kills, crash{now.Add(-3 * time.Second), now})
+	c.kills = append(c.kills, crash{now.Add(-time.Second), now})
 }
 
 func (c *crashes) kill() {

@@ -184,7 +184,7 @@ func TestAFunctionBehindKnativesServer(t *testing.T) {
 	}
 	port := functionstest.Storage(t)
 	f := named(t, "scientific", port)
-	base := functionstest.Start(t, functionstest.FreePort(), functionstest.Python(t, false),
+	base := functionstest.Start(t, functionstest.FreePort(t), functionstest.Python(t, false),
 		"-I", "-u", "knative/serve.py", "scientific/scientific.py")
 	call := func(body string) (int, map[string]any) {
 		resp, err := http.Post(base, "application/json", strings.NewReader(body))

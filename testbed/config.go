@@ -13,7 +13,7 @@ type Config struct {
 	NICs      int    // igb network cards with 7 VFs each, default 1
 	NVMeVFs   int    // VFs of an NVMe controller; 0: no controller
 	MemoryMiB int    // default 8192
-	CPUs      int    // default 2 in the emulator that fastiov builds, if there are so many, else 1
+	CPUs      int    // default 2 if emulated by fastiov's QEMU on two or more, else 1
 	Kernel    string // DebianKernel, the default, or another below
 	Append    string // to the kernel's command line
 	Accel     string // kvm, tcg, or empty: kvm if it can boot a guest and nest, else tcg

@@ -162,8 +162,8 @@ func TestWireIsRecorded(t *testing.T) {
 
 func TestAHostThatStandsStillIsFound(t *testing.T) {
 	booted(t) // or skips
-	h, err := up(t.Context(), Config{Name: fmt.Sprintf("test-%d-stands", os.Getpid())}, os.Stderr,
-		true)
+	c := Config{Name: fmt.Sprintf("test-%d-stands", os.Getpid()), CPUs: 1}
+	h, err := up(t.Context(), c, os.Stderr, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func TestSecondUpFindsTheFirst(t *testing.T) {
 		group.Go(func() {
 			var err error
 			if hosts[i], err = Up(t.Context(),
-				Config{Name: "race", MemoryMiB: 1024}, io.Discard); err != nil {
+				Config{Name: "race", MemoryMiB: 1024, CPUs: 1}, io.Discard); err != nil {
 				t.Error(err)
 			}
 		})

@@ -33,9 +33,10 @@ import (
 //
 // They do not do the same for a created service. The oracle keeps that one object, as no controller
 // runs there. Ours has its configuration, route and revision made meanwhile, which are durable,
-// too, and all their statuses, so that it is ready. In ReadyRate and ReadyCPU both do the same: the
-// oracle's clients write what Knative's controllers would, once the services are created. A change
-// of a service is one of its configuration and route, too, in ours alone.
+// too, and all their statuses, so that it is ready. In ReadyRate and ReadyCPU both have the same
+// objects and statuses in the end. The oracle's clients write what Knative's controllers would,
+// once the services are created, each durably. Ours are seen; statuses may be durable later. A
+// change of a service is one of its configuration and route, too, in ours alone.
 type Against struct {
 	CPUs   int     `json:"cpus"`
 	Others float64 `json:"cpus_busy_with_other_work"` // meanwhile, on average

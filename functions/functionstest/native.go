@@ -52,7 +52,7 @@ func run(t *testing.T, f functions.Function) map[string]any {
 	if err := os.WriteFile(file, proxy, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	port := FreePort()
+	port := FreePort(t)
 	base := Start(t, port, append(command, file)...)
 	post(t, base+"/init",
 		map[string]any{"value": map[string]any{"name": f.Name, "main": "main", "code": f.Code}})
@@ -102,14 +102,17 @@ func Start(t *testing.T, port string, command ...string) (base string) {
 }
 
 // FreePort returns a loopback port that is free now.
-func FreePort() string {
-	for { // what is below the ports that the kernel chooses nobody else is given
+func FreePort(t *testing.T) string {
+	t.Helper()
+	for range 100 { // below the ports that the kernel chooses by default
 		port := strconv.Itoa(10_000 + rand.IntN(20_000))
 		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
 			l.Close()
 			return port
 		}
 	}
+	t.Fatal("no port is free")
+	return ""
 }
 
 func post(t *testing.T, url string, in any) (status int, out map[string]any) {

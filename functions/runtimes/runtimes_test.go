@@ -141,7 +141,7 @@ func start(t *testing.T, l language, env ...string) *proxy {
 	if err := os.WriteFile(file, l.source, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	port := freePort()
+	port := freePort(t)
 	command := append(l.command(t), file)
 	p := &proxy{
 		t: t, url: "http://" + port, ended: make(chan struct{}),
@@ -165,14 +165,17 @@ func start(t *testing.T, l language, env ...string) *proxy {
 	return p
 }
 
-func freePort() string {
-	for { // what is below the ports that the kernel chooses nobody else is given
+func freePort(t *testing.T) string {
+	t.Helper()
+	for range 100 { // below the ports that the kernel chooses by default
 		address := fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000))
 		if l, err := net.Listen("tcp", address); err == nil {
 			l.Close()
 			return address
 		}
 	}
+	t.Fatal("no port is free")
+	return ""
 }
 
 // awaitListening dials until the runtime accepts: a runtime does not report when it listens.

@@ -164,7 +164,7 @@ func (c *call) collection(k *kind, namespace string) error {
 			return err
 		}
 		for i, e := range page {
-			if i > 0 { // the first is what the request was admitted for
+			if i > 0 && len(how.DryRun) == 0 { // the first is what the request was admitted for
 				if err := c.admitted(c.user, c.r); err != nil {
 					return err
 				}

@@ -21,6 +21,14 @@ type keyPair func() (*tls.Certificate, error)
 // milliseconds of a CPU already.
 const mostKey, mostChain, mostBits = 8 << 10, 64 << 10, 4096
 
+// anyClient takes whatever this server can sign with.
+var anyClient = tls.ClientHelloInfo{
+	SupportedVersions: []uint16{tls.VersionTLS13, tls.VersionTLS12},
+	SignatureSchemes: []tls.SignatureScheme{tls.PSSWithSHA256, tls.PSSWithSHA384,
+		tls.PSSWithSHA512, tls.PKCS1WithSHA256, tls.ECDSAWithP256AndSHA256,
+		tls.ECDSAWithP384AndSHA384, tls.ECDSAWithP521AndSHA512, tls.Ed25519},
+}
+
 func pairOf(s *corev1.Secret) keyPair {
 	return sync.OnceValues(func() (*tls.Certificate, error) {
 		chain, key := s.Data[corev1.TLSCertKey], s.Data[corev1.TLSPrivateKeyKey]
@@ -29,13 +37,22 @@ func pairOf(s *corev1.Secret) keyPair {
 				s.Name, corev1.TLSCertKey, mostChain>>10, corev1.TLSPrivateKeyKey, mostKey>>10)
 		}
 		pair, err := tls.X509KeyPair(chain, key)
-		if err != nil {
-			return nil, fmt.Errorf("secret %q has no key pair in %s and %s: %w", s.Name,
-				corev1.TLSCertKey, corev1.TLSPrivateKeyKey, err)
+		if err != nil { // whose words may have something of the Secret
+			return nil, fmt.Errorf("secret %q has no key pair in %s and %s, which are PEM of a"+
+				" certificate and of its key", s.Name, corev1.TLSCertKey, corev1.TLSPrivateKeyKey)
 		}
-		if rsa, is := pair.PrivateKey.(*rsa.PrivateKey); is && rsa.N.BitLen() > mostBits {
-			return nil, fmt.Errorf("secret %q has a key of %d bits, and may have %d", s.Name,
-				rsa.N.BitLen(), mostBits)
+		if rsa, is := pair.PrivateKey.(*rsa.PrivateKey); is {
+			switch bits := rsa.N.BitLen(); {
+			case bits > mostBits:
+				return nil, fmt.Errorf("secret %q has a key of %d bits, and may have %d", s.Name,
+					bits, mostBits)
+			case len(rsa.Primes) != 2: // Go signs with such a key the slow way
+				return nil, fmt.Errorf("secret %q has a key of %d primes, and may have 2", s.Name,
+					len(rsa.Primes))
+			}
+		}
+		if err := anyClient.SupportsCertificate(&pair); err != nil {
+			return nil, fmt.Errorf("secret %q has a key that no client takes", s.Name)
 		}
 		return &pair, nil
 	})

@@ -37,12 +37,14 @@ func newDomains(own string, below []string) *domains {
 // follow takes in a DomainMapping as it is now, whose status says whether it has its name, and what
 // a Secret has.
 func (d *domains) follow(e *event) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	switch o := e.entry.object.(type) {
 	case *v1beta1.DomainMapping:
+		d.mu.Lock()
+		defer d.mu.Unlock()
 		d.followMapping(e, o)
 	case *corev1.Secret:
+		d.mu.Lock()
+		defer d.mu.Unlock()
 		if delete(d.pairs, e.entry.name); e.what != "DELETED" {
 			d.pairs[e.entry.name] = pairOf(o)
 		}

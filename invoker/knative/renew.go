@@ -86,7 +86,7 @@ func (p *prober) renew(ctx context.Context, s pool.Sandbox, v *v1.Revision, c *c
 		ended := !p.renewal.now().Before(end)
 		switch code := status.Code(err); {
 		case code == codes.Unimplemented:
-			if again = time.Minute; now.Sub(told) < eventsFor/2 {
+			if again = time.Minute; 0 <= now.Sub(told) && now.Sub(told) < eventsFor/2 {
 				break // each time would be a change to watchers
 			}
 			told = now

@@ -36,6 +36,7 @@ type feed struct {
 	kind   *kind
 	choice choice
 	table  bool
+	answer *lasting.Answer
 	lines  []byte // that are not written yet
 }
 
@@ -56,8 +57,8 @@ func (c *call) watch(k *kind, choice choice, how metav1.ListOptions) error {
 		return err
 	}
 	defer leave()
-	f := &feed{call: c, kind: k, choice: choice, table: asTable(c.r)}
 	answer := lasting.Begin(c.w, bookmarkEvery)
+	f := &feed{call: c, kind: k, choice: choice, table: asTable(c.r), answer: answer}
 	defer answer.Limit()
 	c.w.Header().Set("Content-Type", "application/json")
 	err = answer.Send(func() error {
@@ -112,6 +113,7 @@ func (c *call) watch(k *kind, choice choice, how metav1.ListOptions) error {
 			}
 			time.Sleep(betweenParts)
 		}
+		f.lines = nil // a watcher may be idle for long
 		select {
 		case <-more:
 		case <-bookmarks.C:
@@ -167,8 +169,10 @@ func (f *feed) line(what string, body []byte) {
 	}
 }
 
-// write writes the lines that are not written yet.
+// write writes the lines that are not written yet. Each write has the time of a part: a list may
+// have many.
 func (f *feed) write() error {
+	f.answer.Limit()
 	_, err := f.w.Write(f.lines)
 	if f.lines = f.lines[:0]; cap(f.lines) > 2*mostWritten {
 		f.lines = nil

@@ -440,8 +440,8 @@ func TestWhichEndsHoldStartsBack(t *testing.T) {
 	}
 }
 
-// A start that fails by its node says nothing of the program: the next is made as soon as the node
-// may have said what it has.
+// A start that fails by its node says nothing of the program: the next is made soon, and ever more
+// seldom where the node refuses again.
 func TestAStartThatItsNodeRefusesIsNoFailure(t *testing.T) {
 	for _, c := range []struct {
 		why   error
@@ -459,16 +459,15 @@ func TestAStartThatItsNodeRefusesIsNoFailure(t *testing.T) {
 		if n := g.started(); n != 2 || g.live != 3 {
 			t.Errorf("%d of %d are started", n, g.live)
 		}
+		rests := c.rests
 		for range 3 {
 			s.s.started(s.boxes[len(s.boxes)-1], outcome{err: c.why}, s.now)
 			s.want()
-			s.pass(c.rests - time.Millisecond)
+			s.pass(rests - time.Millisecond)
 			s.want()
 			s.pass(time.Millisecond)
 			s.want("keep a")
-			if c.rests > untilAsked {
-				break // the next rests for longer
-			}
+			rests *= 2
 		}
 		if failed := g.tries.fails > 0; failed != (c.rests > untilAsked) {
 			t.Errorf("%v counts as %d failures", c.why, g.tries.fails)

@@ -56,16 +56,18 @@ func (s *state) resize(st *stem, now time.Time) {
 
 // stemFailed has stem cells be started later.
 func (s *state) stemFailed(st *stem, how outcome, since, now time.Time) {
-	if st.tries.take(how, since, now); st.alarm.pos == 0 {
+	if st.tries.take(how, since, now); st.TTL == 0 || st.alarm.pos == 0 {
 		s.alarms.set(&st.alarm, st.tries.after)
 	}
 }
 
 // Attempts are starts that no job waits for. After one that failed the next is later, ever later.
 type attempts struct {
-	fails   int // in a row
-	after   time.Time
-	counted time.Time // what was begun before this belongs to the last failure
+	fails     int // in a row
+	refusals  int // by nodes, in a row
+	refusedAt time.Time
+	after     time.Time
+	counted   time.Time // what was begun before this belongs to the last failure
 }
 
 // take takes in how a start has failed that was asked for then.
@@ -95,15 +97,21 @@ func (a *attempts) failed(since, now time.Time) {
 	a.counted = a.after
 }
 
-// untilAsked is the time in which a node that has refused a start is asked what it has.
+// untilAsked is the time until a node that has refused a start is tried again: it is asked what it
+// has meanwhile. One that refuses again is tried ever more seldom, a few seconds apart at last.
 const untilAsked = 250 * time.Millisecond
 
 // refused takes in that a start has failed by its node: it was lost, or had no place. That says
 // nothing of what was to start.
 func (a *attempts) refused(now time.Time) {
-	if next := now.Add(untilAsked); next.After(a.after) {
+	if now.Sub(a.refusedAt) > MostRest {
+		a.refusals = 0
+	}
+	if next := now.Add(untilAsked << min(a.refusals, 4)); next.After(a.after) {
 		a.after = next
 	}
+	a.refusals++
+	a.refusedAt = now
 }
 
 // backfill starts a stem cell where one is missing and there is room that nobody has a use for.

@@ -255,9 +255,10 @@ func (b bench) testHeld(t *testing.T) {
 	}
 	p.Return(l)
 	<-quarantined
-	// A second later it is tried again, in vain.
-	if s := status(t, p, l.BDF); s.State == vf.Idle || s.ResetFailures < 1 ||
-		s.State == vf.Quarantined && !strings.Contains(s.Reason, "some process holds") {
+	// A second later it is prepared again, in vain.
+	s := status(t, p, l.BDF)
+	waits := s.State == vf.Quarantined && strings.Contains(s.Reason, "some process holds")
+	if s.ResetFailures < 1 || !waits && s.State != vf.Preparing {
 		t.Errorf("a held VF is shown as %+v", s)
 	}
 	if err := group.Close(); err != nil {

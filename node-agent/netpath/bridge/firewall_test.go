@@ -159,7 +159,7 @@ func TestTwoBridges(t *testing.T) {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return nil
 		}
-		return fmt.Errorf("they change all the time: %d messages, %w", len(said), err)
+		return fmt.Errorf("they change all the time: %d messages, %v", len(said), err)
 	})
 }
 

@@ -44,7 +44,7 @@ type versions struct {
 // to get Kafka, it skips, or fails in continuous integration.
 func Start(t testing.TB) (address string) {
 	t.Helper()
-	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort()}
+	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(t)}
 	b.start(t)
 	return b.Address
 }
@@ -53,8 +53,8 @@ func Start(t testing.TB) (address string) {
 // client's certificate.
 func StartTLS(t testing.TB) (address, secure string, client *tls.Config) {
 	t.Helper()
-	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(),
-		Secure: "127.0.0.1:" + freePort()}
+	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(t),
+		Secure: "127.0.0.1:" + freePort(t)}
 	client = b.certify(t)
 	b.start(t)
 	return b.Address, b.Secure, client
@@ -84,7 +84,7 @@ func (b *broker) start(t testing.TB) {
 	if err != nil {
 		lacking("no Kafka to be had: ", err)
 	}
-	b.Controller = "127.0.0.1:" + freePort()
+	b.Controller = "127.0.0.1:" + freePort(t)
 	settings := filepath.Join(b.Dir, "server.properties")
 	if err := os.WriteFile(settings, render(t, properties, b), 0o600); err != nil {
 		t.Fatal(err)
@@ -289,14 +289,17 @@ func render(t testing.TB, text string, data any) []byte {
 	return out.Bytes()
 }
 
-func freePort() string {
-	for { // what is below the ports that the kernel chooses nobody else is given
+func freePort(t testing.TB) string {
+	t.Helper()
+	for range 100 { // below the ports that the kernel chooses by default
 		port := strconv.Itoa(20_000 + mrand.IntN(12_000))
 		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
 			l.Close()
 			return port
 		}
 	}
+	t.Fatal("no port is free")
+	return ""
 }
 
 // tail is the end of a log.
