@@ -1,8 +1,8 @@
 // Command record keeps the result of a slow test tier: how many tests passed, and the hash of
 // everything that they depend on. While that hash holds, the tier may be left out.
 //
-//	record RECORD TESTS MINUTES PACKAGE…   write RECORD; refused if a former run had more tests
-//	record -holds RECORD PACKAGE…          say whether RECORD holds; exit 0 if it does
+//	record RECORD TESTS MINUTES ./PACKAGE…   write RECORD; refused if a former run had more tests
+//	record -holds RECORD ./PACKAGE…          say whether RECORD holds; exit 0 if it does
 //
 // It runs in the repository's root.
 package main
@@ -60,7 +60,8 @@ func run(args []string) (said string, err error) {
 		return write(args[0], tests, minutes, args[3:])
 	}
 	return "",
-		errors.New("usage: record RECORD TESTS MINUTES PACKAGE… or record -holds RECORD PACKAGE…")
+		errors.New("usage: record RECORD TESTS MINUTES ./PACKAGE…" +
+			" or record -holds RECORD ./PACKAGE…")
 }
 
 func read(file string) (r Record, err error) {
@@ -120,6 +121,11 @@ func write(file string, tests, minutes int, packages []string) (said string, err
 // imports, except prose and the tests of what is imported. That is more than the tests depend on,
 // and never less.
 func hash(record string, packages []string) (string, error) {
+	for _, p := range packages {
+		if !strings.HasPrefix(p, "./") {
+			return "", fmt.Errorf("%s: give a package as ./FOLDER, whose tests are in the hash", p)
+		}
+	}
 	const ours = "{{if .Module}}{{if .Module.Main}}{{.Dir}}{{end}}{{end}}"
 	list := append([]string{"list", "-deps", "-test", "-f", ours}, packages...)
 	out, err := exec.Command("go", list...).Output()
