@@ -396,6 +396,41 @@ func TestAResetIsTranslated(t *testing.T) {
 	}
 }
 
+// A connection that conntrack has picked up in its middle goes express only when conntrack knows
+// what both ends have acknowledged. Without that any RST would end it there, a SYN behind that
+// would be another connection, and what the first one sends on would leave without a translation.
+func TestAResetOutsideOfTheWindowsEndsNothing(t *testing.T) {
+	w := wire(t)
+	for n, published := range []bool{false, true} {
+		f := w.established(&flow{tcp: true, published: published, port: 20001 + uint16(n),
+			seq: [2]uint32{1000, 1000}})
+		w.host.run(t, "conntrack -F")
+		// Neither of the first two has a window to be in, so conntrack keeps nothing of the
+		// second, and does not know what the answer acknowledges.
+		for _, began := range []bool{true, true, false, true, true, false} {
+			w.pass(f, began != published, shape{size: 10})
+		}
+		w.pass(f, !published, shape{flags: "R", seqOff: 1 << 30})
+		w.pass(f, !published, shape{flags: "S"})
+		out, express := w.pass(f, true, shape{flags: "FA"})
+		if express || len(out) != 1 {
+			t.Fatalf("published %v: a FIN went express: %v, and %d came out", published, express,
+				len(out))
+		}
+		if from := net.IP(out[0][14+12 : 14+16]); !from.Equal(hostIP) {
+			t.Errorf("published %v: a FIN left with the address %s", published, from)
+		}
+
+		f = w.established(&flow{tcp: true, published: published, port: 20101 + uint16(n)})
+		w.host.run(t, "conntrack -F")
+		for range 3 {
+			w.pass(f, !published, shape{size: 10})
+			w.pass(f, published, shape{size: 10})
+		}
+		w.wantExpress(f, true)
+	}
+}
+
 // A dropped packet's verdict is not kept: it may be due to the state of its connection, which the
 // next packet changes.
 func TestADropIsNotKept(t *testing.T) {

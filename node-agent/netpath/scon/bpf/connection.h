@@ -39,6 +39,14 @@ static __always_inline bool lives(__u64 conntrack, const struct connection *c,
 	       AS(32, ct, nf_conn, tuplehash[1].tuple.dst.u) == c->tuples[1].rest;
 }
 
+/* Whether conntrack knows what both ends have acknowledged, by which it tells a RST that ends the
+ * connection from one that does not. A gap comes before all that it could learn that from later. */
+static __always_inline bool tells_resets(const struct linux_mib *ct)
+{
+	return AS(8, ct, nf_conn, proto.tcp.seen[0].flags) &
+	       AS(8, ct, nf_conn, proto.tcp.seen[1].flags) & CT_TCP_MAXACK;
+}
+
 /* Whether packets of that side of the connection are such. */
 static __always_inline bool leads(const struct connection *c, int side, __u32 protocol,
 				  __be32 from, __be16 from_port, __be32 to, __be16 to_port)

@@ -97,7 +97,12 @@ struct nf_conntrack_tuple_hash {
 	struct nf_conntrack_tuple tuple;
 };
 
+struct ip_ct_tcp_state {
+	__u8 flags;
+};
+
 struct ip_ct_tcp {
+	struct ip_ct_tcp_state seen[2];
 	__u8 state;
 };
 

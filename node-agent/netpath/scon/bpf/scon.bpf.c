@@ -376,7 +376,8 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	read_connection(AT(linux_mib, e.conntrack), &e.connection);
 	if (!(e.connection.status & CT_CONFIRMED) || e.connection.status & CT_APART ||
 	    (f.protocol == TCP &&
-	     (!(e.connection.status & CT_ASSURED) || !tolerates_gaps(net))))
+	     (!(e.connection.status & CT_ASSURED) || !tolerates_gaps(net) ||
+	      !tells_resets(AT(linux_mib, e.conntrack)))))
 		return NEXT;
 	e.from = ip->from;
 	e.to = ip->to;

@@ -31,6 +31,7 @@ enum {
 	CT_NEW = 2,
 	CT_REPLY = 3,
 	CT_TCP_ESTABLISHED = 3,
+	CT_TCP_MAXACK = 0x20, /* IP_CT_TCP_FLAG_MAXACK_SET, of an end */
 	CT_ASSURED = 1 << 2,
 	CT_CONFIRMED = 1 << 3,
 	/* A sequence that is moved, an end, a helper, a flow table. */
