@@ -1,9 +1,11 @@
 package knative
 
 import (
+	"bytes"
 	"crypto/rsa"
 	"crypto/tls"
 	"fmt"
+	"net/http"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -81,6 +83,26 @@ func (d *domains) certificate(of string) *tls.Certificate {
 	return pair
 }
 
+// misdirected reports whether a request comes over a connection that was made for another name,
+// which is shown by another certificate than the request's host. A client of HTTP/2 sends requests
+// for any host that a connection's certificate is good for, and makes a new one once it is told. A
+// connection that was made for no name is for all.
+func (d *domains) misdirected(r *http.Request) bool {
+	if r.TLS == nil || r.TLS.ServerName == "" {
+		return false
+	}
+	host, madeFor := bare(r.Host), bare(r.TLS.ServerName)
+	its := d.certificate(host)
+	if its == nil || host == madeFor {
+		return false
+	}
+	shown := d.certificate(madeFor)
+	if others := d.others.Load(); shown == nil && others != nil {
+		shown, _ = (*others)(&tls.ClientHelloInfo{ServerName: madeFor})
+	}
+	return shown == nil || !bytes.Equal(its.Certificate[0], shown.Certificate[0])
+}
+
 // certified says in a mapping's status whether it has the certificate that it names.
 func (r *reconciler) certified(o *v1beta1.DomainMapping) {
 	if o.Spec.TLS == nil {
@@ -99,6 +121,8 @@ func (r *reconciler) certified(o *v1beta1.DomainMapping) {
 // Secure has a listener show who asks for a mapped name its certificate. Such a client resumes no
 // former session, since it would not see that the certificate, or the name's owner, is another.
 func (a *API) Secure(listener *tls.Config) {
+	others := listener.GetCertificate
+	a.road.domains.others.Store(&others)
 	listener.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		certificate := a.road.domains.certificate(bare(hello.ServerName))
 		if certificate == nil {

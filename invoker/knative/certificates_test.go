@@ -16,6 +16,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"slices"
 	"strings"
 	"testing"
@@ -69,9 +70,9 @@ func securedBy(of, secret string) string {
 
 // A door is a listener by HTTPS of a house, whose own certificate is for door.test.
 type door struct {
-	t       *testing.T
-	address string
-	own     []byte
+	t        *testing.T
+	address  string
+	own, key []byte
 }
 
 func (h *house) door() (d *door, leave func()) {
@@ -94,26 +95,33 @@ func (h *house) door() (d *door, leave func()) {
 		defer close(over)
 		_ = server.Serve(tls.NewListener(listener, secured))
 	}()
-	return &door{h.t, listener.Addr().String(), own}, func() {
+	return &door{h.t, listener.Addr().String(), own, key}, func() {
 		server.Close()
 		<-over
 	}
 }
 
-// get asks for a page of a host as a client that trusts one certificate, and verifies it.
-func (d *door) get(host string, trusted []byte, version int, kept tls.ClientSessionCache) (
-	said string, err error) {
-	d.t.Helper()
+// client returns a client of one version of HTTP that goes to the door whatever the host is, and
+// verifies what it is shown by what it trusts. kept: the sessions that it resumes, or nil.
+func (d *door) client(trusted []byte, version int, kept tls.ClientSessionCache) *http.Transport {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(trusted)
 	speaks := &http.Protocols{}
 	speaks.SetHTTP1(version == 1)
 	speaks.SetHTTP2(version == 2)
-	transport := &http.Transport{Protocols: speaks, DisableKeepAlives: true,
+	return &http.Transport{Protocols: speaks,
 		TLSClientConfig: &tls.Config{RootCAs: roots, ClientSessionCache: kept},
 		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, network, d.address)
 		}}
+}
+
+// get asks for a page of a host as a client that trusts one certificate.
+func (d *door) get(host string, trusted []byte, version int, kept tls.ClientSessionCache) (
+	said string, err error) {
+	d.t.Helper()
+	transport := d.client(trusted, version, kept)
+	transport.DisableKeepAlives = true
 	defer transport.CloseIdleConnections()
 	answer, err := (&http.Client{Transport: transport, Timeout: time.Minute}).Get(
 		"https://" + host + "/x")
@@ -236,6 +244,95 @@ func TestACertificateIsForItsOwnersNames(t *testing.T) {
 	d.shows(hers, d.own, "a name that she gave up")
 	h.until("he gets it", func() bool { return h.api.road.domains.claim("bob", hers) })
 	d.shows(hers, d.own, "a name that is bob's now")
+}
+
+// A connection that was made for one certificate is not for a host of another. Its client is told
+// so, may go on with it, and reaches that host by a connection of its own.
+func TestAConnectionIsForItsCertificatesHosts(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	d, shut := h.door()
+	defer shut()
+	h.must("POST", objects+"services", described("hello", "example.com/hello"))
+	h.ready("hello", "True")
+	const one, same, wild, plain = "one.example.com", "same.example.com", "wild.example.com",
+		"plain.example.com"
+	both, itsKey := certified(t, one, same, wild)
+	other, otherKey := certified(t, "*.example.com")
+	h.must("POST", core+"secrets", tlsSecret("both", both, itsKey))
+	h.must("POST", core+"secrets", tlsSecret("copy", both, itsKey))
+	h.must("POST", core+"secrets", tlsSecret("other", other, otherKey))
+	for of, secret := range map[string]string{one: "both", same: "copy", wild: "other"} {
+		h.must("POST", mappings, securedBy(of, secret))
+		h.says(of, "Ready", "True", "")
+	}
+	h.must("POST", mappings, mappingOf(plain, "Service", "serving.knative.dev/v1", "hello"))
+	h.says(plain, "Ready", "True", "")
+	const service = "hello.ann.localhost"
+	trusted := slices.Concat(both, other, d.own)
+	for version := 1; version <= 2; version++ {
+		for _, c := range []struct {
+			madeFor, host string
+			want          int
+		}{
+			{one, one, 200}, {one, "ONE.example.com.:443", 200}, {one, same, 200},
+			{one, wild, 421}, {wild, one, 421}, {wild, wild + ":1", 200},
+			{"door.test", one, 421}, {"door.test", service, 200}, {"door.test", plain, 200},
+			{one, service, 200}, {wild, plain, 200}, {"127.0.0.1", one, 200},
+		} {
+			client := d.client(trusted, version, nil)
+			client.TLSClientConfig.InsecureSkipVerify = c.madeFor == "127.0.0.1" // it sends no name
+			what := fmt.Sprintf("HTTP/%d, %s by a connection for %s", version, c.host, c.madeFor)
+			ask := func(url, host string) (code int, again bool) {
+				return h.over(client, version, url, host)
+			}
+			if code, _ := ask(c.madeFor, c.host); code != c.want {
+				t.Errorf("%s: %d", what, code)
+			}
+			if c.want == 421 {
+				if code, again := ask(c.madeFor, service); code != 200 || !again {
+					t.Errorf("%s: then another by it: %d, by the same %v", what, code, again)
+				}
+				if code, again := ask(c.host, c.host); code != 200 || again {
+					t.Errorf("%s: by its own: %d, by the same %v", what, code, again)
+				}
+			}
+			client.CloseIdleConnections()
+		}
+	}
+	if code, said := h.curl(one, "/x"); code != 200 {
+		t.Errorf("without TLS: %d %q", code, said)
+	}
+	h.must("PATCH", core+"secrets/other", tlsSecret("other", d.own, d.key))
+	client := d.client(trusted, 2, nil)
+	defer client.CloseIdleConnections()
+	if code, _ := h.over(client, 2, "door.test", wild); code != 200 {
+		t.Errorf("a host of the listener's certificate: %d", code)
+	}
+}
+
+// over asks for a page of a host by a connection for a name. again: it was there.
+func (h *house) over(client *http.Transport, version int, madeFor, host string) (
+	code int, again bool) {
+	h.t.Helper()
+	ctx := httptrace.WithClientTrace(h.t.Context(), &httptrace.ClientTrace{
+		GotConn: func(got httptrace.GotConnInfo) { again = got.Reused }})
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+madeFor+"/x", nil)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	r.Host = host
+	answer, err := client.RoundTrip(r)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	said, err := io.ReadAll(answer.Body)
+	if err != nil || answer.ProtoMajor != version ||
+		answer.StatusCode == 200 && string(said) != "/x hello-00001 9000 b" {
+		h.t.Errorf("%s by a connection for %s: %s %q %v", host, madeFor, answer.Proto, said, err)
+	}
+	return answer.StatusCode, again
 }
 
 // A key that would cost everybody who connects too much is refused.

@@ -1,10 +1,12 @@
 package knative
 
 import (
+	"crypto/tls"
 	"fmt"
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	"knative.dev/networking/pkg/apis/networking/v1alpha1"
@@ -20,6 +22,9 @@ import (
 type domains struct {
 	below []string // names are below one of these; *: any name
 	own   string   // the domain of services, below which no name is mapped
+
+	// By which a listener shows names that have no certificate of their own; nil: there is none.
+	others atomic.Pointer[func(*tls.ClientHelloInfo) (*tls.Certificate, error)]
 
 	mu     sync.RWMutex
 	owners map[string]string       // namespaces, by name

@@ -175,6 +175,11 @@ func (r *road) hostOf(route name) string {
 
 // ServeHTTP has a request answered by a sandbox. It is buffered until one is ready.
 func (r *road) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if r.domains.misdirected(req) {
+		http.Error(w, bare(req.Host)+" is shown by another certificate than the name that this"+
+			" connection was made for", http.StatusMisdirectedRequest)
+		return
+	}
 	v := r.choose(req.Host)
 	if v == nil {
 		http.Error(w, "no service is ready at "+bare(req.Host), http.StatusNotFound)
