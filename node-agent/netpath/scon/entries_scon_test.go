@@ -97,7 +97,7 @@ func TestAnotherNamespaceHasNoEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer entries.Close()
-	permits, err := view.table(programMapPermits)
+	permits, err := view.table(programVarPermits)
 	if err != nil {
 		t.Fatal(err)
 	}

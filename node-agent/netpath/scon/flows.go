@@ -156,7 +156,7 @@ func counts(of *ebpf.Map) map[string]uint64 {
 // Permitted reports whether the rules as they are now have been read, and let packets go express:
 // those of connections that have been answered, and of others.
 func (v *View) Permitted() (established, fresh bool, err error) {
-	m, err := v.table(programMapPermits)
+	m, err := v.table(programVarPermits)
 	if err != nil {
 		return false, false, err
 	}

@@ -112,7 +112,7 @@ func offsetOf(types *btf.Spec, name, field string) (uint32, error) {
 
 // layout checks that a connection is laid out as the programs read it, by words: its zone behind
 // the time when it ends; of a tuple its port, family and other address, and then its other port and
-// protocol.
+// protocol; and its status behind the second tuple.
 func layout(types *btf.Spec) error {
 	var of struct{ connection, tuple *btf.Struct }
 	if err := errors.Join(types.TypeByName("nf_conn", &of.connection),
@@ -143,7 +143,9 @@ func layout(types *btf.Spec) error {
 		}
 		offsets = append(offsets, at)
 	}
-	if zone := offsets[0] + 4; offsets[1] != zone || zone%8 != 4 || offsets[2]%8 != 0 {
+	const tuples = 2 * (16 + 40) // each behind the pointers of a list
+	if zone := offsets[0] + 4; offsets[1] != zone || zone%8 != 4 || offsets[2]%8 != 0 ||
+		offsets[3] != offsets[2]+tuples {
 		return fmt.Errorf("the kernel has connections with another layout: %d", offsets)
 	}
 	return nil

@@ -19,39 +19,37 @@ type programConentry struct {
 	Conntrack  uint64
 	Connection struct {
 		_      structs.HostLayout
-		Tuples [2]struct {
-			_      structs.HostLayout
-			Middle uint64
-			From   uint32
-			Rest   uint32
-		}
-		Status uint64
+		Middle [2]uint64
+		From   [2]uint32
+		Last   uint64
+		Rest   uint32
 		Mark   uint32
 		Zone   uint32
+		Unused uint32
 	}
 	Rules      uint64
 	Routes     uint64
 	Until      uint64
+	Head       [2]uint64
 	MarkBefore uint32
 	Mtu        uint16
-	Tos        uint8
 	Fresh      uint8
-	Macs       [12]uint8
+	Unused     uint8
 	From       uint32
 	To         uint32
 	FromPort   uint16
 	ToPort     uint16
-	Device     uint32
-	NextHop    uint32
-	Mark       uint32
-	Priority   uint32
-	NewMacs    [12]uint8
 	Header     uint16
 	Addresses  uint16
 	Transport  uint16
-	Neighbour  uint8
-	_          [1]byte
+	Neighbour  uint16
+	Mark       uint32
+	Priority   uint32
+	Device     uint32
+	NextHop    uint32
+	NewMacs    [3]uint32
 	Owner      uint32
+	_          [4]byte
 	Used       uint64
 	Packets    uint64
 	Bytes      uint64
@@ -113,7 +111,6 @@ type programQuestion struct {
 const (
 	programMapConentries   = "conentries"
 	programMapContables    = "contables"
-	programMapPermits      = "permits"
 	programMapReasons      = "reasons"
 	programMapSlots        = "slots"
 	programMapTurnedOff    = "turned_off"
@@ -126,6 +123,7 @@ const (
 	programVarBaseSeqAt    = "base_seq_at"
 	programVarByAge        = "by_age"
 	programVarNfTablesId   = "nf_tables_id"
+	programVarPermits      = "permits"
 	programVarSecond       = "second"
 )
 
@@ -185,7 +183,6 @@ type programProgramSpecs struct {
 type programMapSpecs struct {
 	Conentries *ebpf.MapSpec `ebpf:"conentries"`
 	Contables  *ebpf.MapSpec `ebpf:"contables"`
-	Permits    *ebpf.MapSpec `ebpf:"permits"`
 	Reasons    *ebpf.MapSpec `ebpf:"reasons"`
 	Slots      *ebpf.MapSpec `ebpf:"slots"`
 	TurnedOff  *ebpf.MapSpec `ebpf:"turned_off"`
@@ -198,6 +195,7 @@ type programVariableSpecs struct {
 	BaseSeqAt  *ebpf.VariableSpec `ebpf:"base_seq_at"`
 	ByAge      *ebpf.VariableSpec `ebpf:"by_age"`
 	NfTablesId *ebpf.VariableSpec `ebpf:"nf_tables_id"`
+	Permits    *ebpf.VariableSpec `ebpf:"permits"`
 	Second     *ebpf.VariableSpec `ebpf:"second"`
 }
 
@@ -223,7 +221,6 @@ func (o *programObjects) Close() error {
 type programMaps struct {
 	Conentries *ebpf.Map `ebpf:"conentries"`
 	Contables  *ebpf.Map `ebpf:"contables"`
-	Permits    *ebpf.Map `ebpf:"permits"`
 	Reasons    *ebpf.Map `ebpf:"reasons"`
 	Slots      *ebpf.Map `ebpf:"slots"`
 	TurnedOff  *ebpf.Map `ebpf:"turned_off"`
@@ -233,7 +230,6 @@ func (m *programMaps) Close() error {
 	return _ProgramClose(
 		m.Conentries,
 		m.Contables,
-		m.Permits,
 		m.Reasons,
 		m.Slots,
 		m.TurnedOff,
@@ -247,6 +243,7 @@ type programVariables struct {
 	BaseSeqAt  *ebpf.Variable `ebpf:"base_seq_at"`
 	ByAge      *ebpf.Variable `ebpf:"by_age"`
 	NfTablesId *ebpf.Variable `ebpf:"nf_tables_id"`
+	Permits    *ebpf.Variable `ebpf:"permits"`
 	Second     *ebpf.Variable `ebpf:"second"`
 }
 

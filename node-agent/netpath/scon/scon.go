@@ -59,7 +59,7 @@ type Scon struct {
 	Config
 	bridge    int
 	first     bool // nobody had attached before
-	programs  programObjects
+	programs  programs
 	at        generationAt
 	whole     uint64 // the generation of rules that was last seen to be committed
 	rules     *ruleset
@@ -159,6 +159,17 @@ func (s *Scon) Close() {
 // Ended is closed when the following has ended by itself: the bridge is gone.
 func (s *Scon) Ended() <-chan struct{} { return s.ended }
 
+// programs are all that bpf2go has a field for, and the permits, whose map is a section of data.
+type programs struct {
+	programObjects
+	Permits *ebpf.Map `ebpf:".data.permits"`
+}
+
+func (p *programs) Close() {
+	p.programObjects.Close()
+	p.Permits.Close()
+}
+
 // load loads the programs and pins their maps in the place of those of a former agent. Entries of
 // former programs are not taken over: each is learned again from its next packet. What the operator
 // has turned off stays off, and counts go on.
@@ -199,7 +210,7 @@ func (s *Scon) load() (err error) {
 	p := &s.programs
 	for name, m := range map[string]interface{ Pin(string) error }{
 		programMapConentries: p.Conentries, programMapContables: p.Contables,
-		programMapPermits: p.Permits, programMapReasons: p.Reasons,
+		programVarPermits: p.Permits, programMapReasons: p.Reasons,
 		programMapTurnedOff: p.TurnedOff, programProgGenerations: p.Generations,
 		programProgWhy: p.Why, programProgExpire: p.Expire,
 	} {

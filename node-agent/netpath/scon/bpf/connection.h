@@ -1,20 +1,24 @@
 /* What the programs read of a connection of conntrack's. */
 #pragma once
-#include "tables.h"
+#include "packet.h"
 
 /* Each read of what may be gone costs eight instructions: what lies side by side is read at once,
- * as are the time when a connection ends and its zone. */
+ * as are the time when a connection ends and its zone, and the end of its tuples and its status. */
 static __always_inline void read_connection(const struct linux_mib *ct, struct connection *c)
 {
-	c->tuples[0].from = AS(32, ct, nf_conn, tuplehash[0].tuple.src.u3);
-	c->tuples[0].middle = AS(64, ct, nf_conn, tuplehash[0].tuple.src.u);
-	c->tuples[0].rest = AS(32, ct, nf_conn, tuplehash[0].tuple.dst.u);
-	c->tuples[1].from = AS(32, ct, nf_conn, tuplehash[1].tuple.src.u3);
-	c->tuples[1].middle = AS(64, ct, nf_conn, tuplehash[1].tuple.src.u);
-	c->tuples[1].rest = AS(32, ct, nf_conn, tuplehash[1].tuple.dst.u);
-	c->status = AS(64, ct, nf_conn, status);
+	c->from[0] = AS(32, ct, nf_conn, tuplehash[0].tuple.src.u3);
+	c->middle[0] = AS(64, ct, nf_conn, tuplehash[0].tuple.src.u);
+	c->rest = AS(32, ct, nf_conn, tuplehash[0].tuple.dst.u);
+	c->from[1] = AS(32, ct, nf_conn, tuplehash[1].tuple.src.u3);
+	c->middle[1] = AS(64, ct, nf_conn, tuplehash[1].tuple.src.u);
+	c->last = AS(64, ct, nf_conn, tuplehash[1].tuple.dst.u);
 	c->mark = AS(32, ct, nf_conn, mark);
 	c->zone = AS(64, ct, nf_conn, timeout) >> 32;
+}
+
+static __always_inline __u32 status_of(const struct connection *c)
+{
+	return c->last >> 32;
 }
 
 /* Whether the conntrack entry is there, of that network namespace, and is the one that it was:
@@ -26,17 +30,16 @@ static __always_inline bool lives(__u64 conntrack, const struct connection *c,
 	__u64 timeout = AS(64, ct, nf_conn, timeout);
 
 	return (__s32)((__u32)timeout - now) > 0 && timeout >> 32 == c->zone &&
-	       AS(64, ct, nf_conn, status) == c->status &&
 	       AS(64, ct, nf_conn, ct_net) == (__u64)net &&
 	       AS(32, ct, nf_conn, mark) == c->mark &&
 	       (protocol != TCP ||
 		AS(8, ct, nf_conn, proto.tcp.state) == CT_TCP_ESTABLISHED) &&
-	       AS(32, ct, nf_conn, tuplehash[0].tuple.src.u3) == c->tuples[0].from &&
-	       AS(64, ct, nf_conn, tuplehash[0].tuple.src.u) == c->tuples[0].middle &&
-	       AS(32, ct, nf_conn, tuplehash[0].tuple.dst.u) == c->tuples[0].rest &&
-	       AS(32, ct, nf_conn, tuplehash[1].tuple.src.u3) == c->tuples[1].from &&
-	       AS(64, ct, nf_conn, tuplehash[1].tuple.src.u) == c->tuples[1].middle &&
-	       AS(32, ct, nf_conn, tuplehash[1].tuple.dst.u) == c->tuples[1].rest;
+	       AS(32, ct, nf_conn, tuplehash[0].tuple.src.u3) == c->from[0] &&
+	       AS(64, ct, nf_conn, tuplehash[0].tuple.src.u) == c->middle[0] &&
+	       AS(32, ct, nf_conn, tuplehash[0].tuple.dst.u) == c->rest &&
+	       AS(32, ct, nf_conn, tuplehash[1].tuple.src.u3) == c->from[1] &&
+	       AS(64, ct, nf_conn, tuplehash[1].tuple.src.u) == c->middle[1] &&
+	       AS(64, ct, nf_conn, tuplehash[1].tuple.dst.u) == c->last;
 }
 
 /* Whether conntrack knows what both ends have acknowledged, by which it tells a RST that ends the
@@ -51,19 +54,15 @@ static __always_inline bool tells_resets(const struct linux_mib *ct)
 static __always_inline bool leads(const struct connection *c, int side, __u32 protocol,
 				  __be32 from, __be16 from_port, __be32 to, __be16 to_port)
 {
-	return c->tuples[side].from == from &&
-	       c->tuples[side].middle == ((__u64)to << 32 | INET << 16 | from_port) &&
-	       (c->tuples[side].rest & 0xffffff) == (protocol << 16 | to_port);
+	return c->from[side] == from &&
+	       c->middle[side] == ((__u64)to << 32 | INET << 16 | from_port) &&
+	       ((side ? (__u32)c->last : c->rest) & 0xffffff) == (protocol << 16 | to_port);
 }
 
-/* Whether the connection translates the flow into what the entry has, in that direction. */
-static __always_inline bool translates(const struct flow *f, const struct conentry *e, bool reply)
+/* Whether the connection translates the flow into that of a packet, in that direction. */
+static __always_inline bool translates(const struct connection *c, const struct flow *f,
+				       const struct ipv4 *ip, bool reply)
 {
-	const struct connection *c = &e->connection;
-
-	if (reply)
-		return leads(c, 1, f->protocol, f->from, f->from_port, f->to, f->to_port) &&
-		       leads(c, 0, f->protocol, e->to, e->to_port, e->from, e->from_port);
-	return leads(c, 0, f->protocol, f->from, f->from_port, f->to, f->to_port) &&
-	       leads(c, 1, f->protocol, e->to, e->to_port, e->from, e->from_port);
+	return leads(c, reply, f->protocol, f->from, f->from_port, f->to, f->to_port) &&
+	       leads(c, !reply, f->protocol, ip->to, ip->to_port, ip->from, ip->from_port);
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <linux/bpf.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>

@@ -2,12 +2,12 @@
 #pragma once
 #include "tables.h"
 
+/* They are not packed, though IPv4 begins in the middle of a word: clang would read it by bytes. */
 struct ethernet {
-	__u8 macs[12]; /* to, from */
+	__u8 macs[MACS]; /* to, from */
 	__be16 type;
 };
 
-/* It is not packed, though it begins in the middle of a word: clang would read it by bytes. */
 struct ipv4 {
 	__u8 version_and_length, tos;
 	__be16 length, id, fragment;
@@ -49,13 +49,6 @@ static __always_inline __u16 add(__u16 a, __u16 b)
 	return sum + (sum >> 16);
 }
 
-static __always_inline bool same_macs(const __u8 *a, const __u8 *b)
-{
-	return *(const __u32 *)a == *(const __u32 *)b &&
-	       *(const __u32 *)(a + 4) == *(const __u32 *)(b + 4) &&
-	       *(const __u32 *)(a + 8) == *(const __u32 *)(b + 8);
-}
-
 static __always_inline bool same_flow(const struct flow *a, const struct flow *b)
 {
 	const __u64 *mine = (const __u64 *)a, *other = (const __u64 *)b;
@@ -69,11 +62,15 @@ static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
 	       *(const __u16 *)(a + 4) == *(const __u16 *)(b + 4);
 }
 
-static __always_inline void copy_macs(__u8 *to, const __u8 *from)
+/* The bits at an address. PART hides that they may begin in the middle of a word: clang would read
+ * them by halves. */
+#define BITS(bits, address) (*(__u##bits *)(void *)(address))
+#define PART(type, of, field) ((void *)(of) + offsetof(struct type, field))
+
+/* A frame of IPv4 without options, by the word that has its type, version, length and TOS. */
+static __always_inline bool is_plain(const void *frame)
 {
-	*(__u32 *)to = *(const __u32 *)from;
-	*(__u32 *)(to + 4) = *(const __u32 *)(from + 4);
-	*(__u32 *)(to + 8) = *(const __u32 *)(from + 8);
+	return (BITS(32, frame + MACS) & 0xffffff) == (bpf_htons(0x0800) | 0x45 << 16);
 }
 
 /* What the change of a word adds to a sum that has it. */

@@ -17,151 +17,214 @@
  * The generations are read before the kernel decides, so an entry never has a later one than the
  * rules and routes that made it.
  */
-#include "connection.h"
-#include "packet.h"
+#include "entry.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
-/* The paper's design, for comparison: an entry holds until it is idle, whatever has changed. */
-const volatile bool by_age = false;
-
-/* Where nf_tables has base_seq for itself: its number among those that have a part in each network
- * namespace, by address, and the place in that part. */
-const volatile __u64 nf_tables_id = 0;
-const volatile __u32 base_seq_at = 0;
-
-/* A second in jiffies, which are the programs' clock: to read them is one instruction. */
-const volatile __u64 second = 0;
-
-/* 0 says that nf_tables is gone. */
-static __always_inline __u64 rules_of(struct net *net)
+/* How the packet's transport has been summed. It is read as the byte that it is part of. */
+static __always_inline __u32 summed(struct __sk_buff *skb)
 {
-	__u32 base_seq;
+	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
+	__u64 bits;
 
-	if (bpf_core_field_exists(net->nft.base_seq)) {
-		base_seq = net->nft.base_seq;
-	} else {
-		__u64 parts = (__u64)net->gen;
-		__u64 mine = POINTER_AT(parts + 8ull * WORD_AT(nf_tables_id));
-
-		base_seq = WORD_AT(mine + base_seq_at);
-	}
-	/* A commit raises base_seq first, and turns the cursor when the new rules are in force. */
-	return base_seq ? (__u64)base_seq << 1 | (net->nft.gencursor & 1) : 0;
-}
-
-static __always_inline __u64 routes_of(struct net *net)
-{
-	return (__u32)net->ipv4.rt_genid.counter;
-}
-
-static __always_inline void count(__u32 why)
-{
-	__u64 *packets = bpf_map_lookup_elem(&reasons, &why);
-
-	if (packets)
-		++*packets;
-}
-
-static __always_inline bool tolerates_gaps(struct net *net)
-{
-	return net->ct.nf_ct_proto.tcp.tcp_be_liberal &&
-	       net->ct.nf_ct_proto.tcp.tcp_ignore_invalid_rst;
-}
-
-/* Why the entry does not hold now; EXPRESS where it does. */
-static __always_inline __u32 holds(const struct flow *f, const struct conentry *e,
-				   struct net *net, __u64 rules, __u64 routes, __u64 until,
-				   __u64 now)
-{
-	struct permit *permit;
-	__u32 zero = 0;
-
-	if (by_age)
-		return EXPRESS;
-	if (now >= until >> NUMBER_BITS)
-		return SAMPLE;
-	permit = bpf_map_lookup_elem(&permits, &zero);
-	if (!permit || e->rules != rules || permit->established != rules ||
-	    (e->fresh && permit->fresh != rules))
-		return RULES;
-	if (e->routes != routes)
-		return ROUTES;
-	if (f->protocol == TCP && !tolerates_gaps(net))
-		return WINDOW;
-	return lives(e->conntrack, &e->connection, net, f->protocol, now) ? EXPRESS : CONNECTION;
-}
-
-/* An entry ends before its memory may be another flow's. Another CPU may have put one in its place
- * meanwhile: that stays, and its owner keeps its share. */
-static __always_inline void drop_entry(const struct flow *f, struct conentry *e)
-{
-	__u32 owner = e->owner;
-	struct contable *t;
-
-	e->until = 0;
-	if (bpf_map_lookup_elem(&conentries, f) != e || bpf_map_delete_elem(&conentries, f))
-		return;
-	t = bpf_map_lookup_elem(&contables, &owner);
-	if (t && t->entries)
-		__sync_fetch_and_add(&t->entries, -1);
+	if (SELDOM(__CORE_RELO(kernel, ip_summed, BYTE_SIZE) != 1))
+		return BPF_CORE_READ_BITFIELD(kernel, ip_summed);
+	bits = *(const __u8 *)((const void *)kernel +
+			       __CORE_RELO(kernel, ip_summed, BYTE_OFFSET));
+	bits <<= __CORE_RELO(kernel, ip_summed, LSHIFT_U64);
+	return bits >> __CORE_RELO(kernel, ip_summed, RSHIFT_U64);
 }
 
 /* express sends the flow's packet on as the entry has it, which is valid until that time. */
-static __always_inline int express(struct __sk_buff *skb, void *data, __be16 *check,
-				   const struct flow *f, struct conentry *e, __u64 until,
-				   __u64 now)
+static __always_inline int express(struct __sk_buff *skb, void *data, struct conentry *e,
+				   __u32 protocol, __u32 length, __u64 until, __u64 now)
 {
 	struct bpf_redir_neigh hop = { .nh_family = INET, .ipv4_nh = e->next_hop };
-	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
-	struct ethernet *ethernet = data;
+	__u16 *check = data + ETHERNET + IPV4 + (protocol == TCP ? 16 : 6);
+	__u64 sums = BITS(64, PART(conentry, e, header));
+	__u64 tags = BITS(64, PART(conentry, e, mark));
+	__u32 ports = BITS(32, PART(conentry, e, from_port)), device = e->device;
 	struct ipv4 *ip = data + ETHERNET;
-	__u32 summed = BPF_CORE_READ_BITFIELD(kernel, ip_summed);
-	__u32 device = e->device, mark = e->mark, priority = e->priority;
-	__u16 header = e->header, addresses = e->addresses, transport = e->transport;
-	__be16 from_port = e->from_port, to_port = e->to_port;
-	__be32 from = e->from, to = e->to;
-	bool neighbour = e->neighbour;
-	__u8 macs[12];
+	__u64 addresses = BITS(64, PART(conentry, e, from));
+	bool neighbour = sums >> 48;
+	__u32 macs[3], how;
 
-	copy_macs(macs, e->new_macs);
+	if (!neighbour)
+		__builtin_memcpy(macs, e->new_macs, sizeof(macs));
 	barrier();
 	/* Its memory may be another flow's since it was looked up. All that was read is of one flow
-	 * if the end is still the same, and that may be another one. */
-	if (!same_flow(&e->flow, f) || *(volatile __u64 *)&e->until != until) {
+	 * if the end is still the same. */
+	if (SELDOM(*(volatile __u64 *)&e->until != until)) {
 		count(NO_ENTRY);
 		return NEXT;
 	}
 
-	ip->check = ~add(~ip->check, header);
+	ip->check = ~add(~ip->check, sums);
 	ip->ttl--;
-	ip->from = from;
-	ip->to = to;
-	ip->from_port = from_port;
-	ip->to_port = to_port;
-	if (!neighbour)
-		copy_macs(ethernet->macs, macs);
-	if (ip->protocol == UDP && !*check) {
-		/* It has no sum; what is to be summed later is of a packet within. */
-	} else if (summed == SUMMED_LATER) {
-		*check = add(*check, addresses); /* no more is summed so far */
-	} else {
-		__u16 sum = ~add(~*check, transport);
-
-		*check = ip->protocol == UDP && !sum ? 0xffff : sum; /* UDP's 0 is no sum */
-		if (summed == SUMMED_WHOLE)
-			bpf_csum_update(skb, ~(__u32)addresses);
+	BITS(64, PART(ipv4, ip, from)) = addresses;
+	BITS(32, PART(ipv4, ip, from_port)) = ports;
+	if (!neighbour) {
+		BITS(32, data) = macs[0];
+		BITS(32, data + 4) = macs[1];
+		BITS(32, data + 8) = macs[2];
 	}
-	skb->mark = mark;
-	skb->priority = priority;
+	/* UDP may have no sum: what is to be summed later is of a packet within. */
+	if (protocol == TCP || *check) {
+		how = summed(skb);
+		if (how == SUMMED_LATER) {
+			*check = add(*check, sums >> 16); /* no more is summed so far */
+		} else {
+			__u16 sum = ~add(~*check, sums >> 32);
+
+			*check = protocol == UDP && !sum ? 0xffff : sum; /* UDP's 0 is no sum */
+			if (SELDOM(how == SUMMED_WHOLE))
+				bpf_csum_update(skb, ~(__u32)(__u16)(sums >> 16));
+		}
+	}
+	skb->mark = tags;
+	skb->priority = tags >> 32;
 
 	e->used = now;
 	e->packets++;
-	e->bytes += bpf_ntohs(ip->length);
+	e->bytes += length;
 	count(EXPRESS);
 	if (neighbour)
 		return bpf_redirect_neigh(device, &hop, sizeof(hop), 0);
 	return bpf_redirect(device, 0);
+}
+
+/* Whether a packet is too large, which is several in one where it has a gso_size. */
+static __always_inline bool too_large(struct __sk_buff *skb, const void *data, __u32 protocol,
+				      __u32 length, __u32 segment, __u32 mtu)
+{
+	const __u8 *transport = data + ETHERNET + IPV4;
+	struct sk_buff *kernel;
+
+	if (!SELDOM(segment))
+		return length > mtu;
+	kernel = bpf_cast_to_kern_ctx(skb);
+	/* That of a tunnel's is the size of the packets within. */
+	return BPF_CORE_READ_BITFIELD(kernel, encapsulation) ||
+	       segment + IPV4 + (protocol == TCP ? transport[12] >> 4 << 2 : 8) > mtu;
+}
+
+/* note has compose learn from the packet, if it leaves. */
+static __always_inline void note(struct __sk_buff *skb, const void *data, struct net *net,
+				 const struct flow *f, bool known)
+{
+	const struct ipv4 *ip = data + ETHERNET;
+	struct slot *slot;
+	__u32 zero = 0;
+
+	slot = bpf_map_lookup_elem(&slots, &zero);
+	if (!slot)
+		return;
+	slot->rules = rules_of(net);
+	slot->routes = routes_of(net);
+	slot->skb = (__u64)bpf_cast_to_kern_ctx(skb);
+	slot->flow = *f;
+	slot->head[0] = BITS(64, data);
+	slot->head[1] = BITS(64, data + 8);
+	slot->mark = skb->mark;
+	slot->length_and_id = BITS(32, PART(ipv4, ip, length));
+	slot->ttl = ip->ttl;
+	slot->known = known;
+}
+
+/* forward sends on a packet of that protocol, whose header of 20 or 8 bytes is there; or notes it,
+ * or neither, and it takes the regular path. */
+static __always_inline int forward(struct __sk_buff *skb, void *data, struct net *net,
+				   __u32 protocol)
+{
+	struct ipv4 *ip = data + ETHERNET;
+	__u32 length = bpf_ntohs(ip->length), why, segment, rest;
+	const __u8 *transport = (void *)&ip->from_port;
+	struct conentry *e;
+	__u64 now, until;
+	struct flow f;
+
+	if (protocol == TCP) {
+		if ((transport[13] & ~TCP_STEADY) || !(transport[13] & TCP_ACK)) {
+			why = BECAUSE(CONTROL);
+			goto regular;
+		}
+		if (SELDOM(transport[12] >> 4 < 5 ||
+			   length < IPV4 + (transport[12] >> 4 << 2))) {
+			why = BECAUSE(MALFORMED);
+			goto regular;
+		}
+	} else if (SELDOM(bpf_ntohs(BITS(16, transport + 4)) != length - IPV4)) {
+		why = BECAUSE(MALFORMED);
+		goto regular;
+	}
+	if (SELDOM(ip->ttl <= 1)) {
+		why = BECAUSE(LAST_HOP);
+		goto regular;
+	}
+
+	BITS(64, &f) = BITS(64, PART(ipv4, ip, from));
+	BITS(32, &f.from_port) = BITS(32, PART(ipv4, ip, from_port));
+	f.device = skb->ifindex;
+	BITS(64, &f.protocol) = protocol;
+	e = bpf_map_lookup_elem(&conentries, &f);
+	if (!e) {
+		why = BECAUSE(NO_ENTRY);
+		goto note;
+	}
+	now = bpf_jiffies64();
+	until = *(volatile __u64 *)&e->until;
+	barrier();
+	/* Its memory may be another flow's since it was looked up. */
+	if (SELDOM(!same_flow(&e->flow, &f))) {
+		why = BECAUSE(NO_ENTRY);
+		goto note;
+	}
+	if (SELDOM(e->head[0] != BITS(64, data) || e->head[1] != BITS(64, data + 8) ||
+		   e->mark_before != skb->mark)) {
+		why = BECAUSE(FRAME);
+		goto note;
+	}
+	why = holds(e, net, protocol, until, now);
+	if (SELDOM(why != EXPRESS)) {
+		if (why == CONNECTION)
+			drop_entry(&f, e);
+		goto note;
+	}
+	segment = skb->gso_size;
+	if (SELDOM(too_large(skb, data, protocol, length, segment, e->mtu))) {
+		why = BECAUSE(SIZE);
+		goto note;
+	}
+
+	/* What the kernel checks of a header when it comes in. */
+	rest = skb->len - length;
+	if (SELDOM(!adds_up(ip) || (__s32)rest < ETHERNET || (segment && rest != ETHERNET))) {
+		why = BECAUSE(MALFORMED);
+		goto regular;
+	}
+	if (SELDOM(rest != ETHERNET)) {
+		/* A short frame of a NIC has bytes behind its packet, which a router leaves out. */
+		void *end;
+
+		if (bpf_skb_change_tail(skb, length + ETHERNET, 0)) {
+			why = BECAUSE(MALFORMED);
+			goto regular;
+		}
+		data = (void *)(long)skb->data;
+		end = (void *)(long)skb->data_end;
+		if (data + ETHERNET + IPV4 + (protocol == TCP ? 20 : 8) > end) {
+			why = BECAUSE(MALFORMED);
+			goto regular;
+		}
+		return express(skb, data, e, protocol, length, until, now);
+	}
+	return express(skb, data, e, protocol, length, until, now);
+
+note:
+	note(skb, data, net, &f, e);
+regular:
+	count(why);
+	return NEXT;
 }
 
 /* arrive sends a packet on, or has it take the regular path. */
@@ -171,116 +234,18 @@ int arrive(struct __sk_buff *skb)
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
 	struct net *net = kernel->dev->nd_net.net;
-	__u32 length, size, transport, why = OTHER, zero = 0;
-	struct ethernet *ethernet = data;
 	struct ipv4 *ip = data + ETHERNET;
 	void *payload = ip + 1;
-	struct conentry *e;
-	struct slot *slot;
-	struct flow f;
-	__u64 now, rules, routes, until;
-	__be16 *check;
 
-	if (skb->protocol != bpf_htons(0x0800) || skb->vlan_present || payload + 4 > end)
-		goto regular;
-	if (ethernet->type != bpf_htons(0x0800) || ip->version_and_length != 0x45 ||
-	    ip->fragment & bpf_htons(FRAGMENT))
-		goto regular;
-	length = bpf_ntohs(ip->length);
-	f.protocol = ip->protocol;
-	if (f.protocol == TCP) {
-		__u8 *tcp = (void *)&ip->from_port;
-
-		if ((void *)(tcp + 20) > end)
-			goto regular;
-		why = CONTROL;
-		if ((tcp[13] & ~TCP_STEADY) || !(tcp[13] & TCP_ACK))
-			goto regular;
-		transport = tcp[12] >> 4 << 2;
-		why = MALFORMED;
-		if (transport < 20 || length < IPV4 + transport)
-			goto regular;
-	} else if (f.protocol == UDP) {
-		transport = 8;
-		why = MALFORMED;
-		if (bpf_ntohs(*(__be16 *)payload) != length - IPV4)
-			goto regular;
-	} else {
-		goto regular;
-	}
-	why = LAST_HOP;
-	if (ip->ttl <= 1)
-		goto regular;
-
-	f.from = ip->from;
-	f.to = ip->to;
-	f.from_port = ip->from_port;
-	f.to_port = ip->to_port;
-	f.device = skb->ifindex;
-	f.unused = 0;
-	rules = rules_of(net);
-	routes = routes_of(net);
-
-	why = NO_ENTRY;
-	e = bpf_map_lookup_elem(&conentries, &f);
-	if (!e)
-		goto note;
-	until = *(volatile __u64 *)&e->until;
-	barrier();
-	why = FRAME;
-	if (!same_macs(e->macs, ethernet->macs) || e->tos != ip->tos || e->mark_before != skb->mark)
-		goto note;
-	now = bpf_jiffies64();
-	why = holds(&f, e, net, rules, routes, until, now);
-	if (why != EXPRESS) {
-		if (why == CONNECTION)
-			drop_entry(&f, e);
-		goto note;
-	}
-	why = SIZE;
-	size = length;
-	if (skb->gso_size) { /* of a tunnel's, it is that of the packets within */
-		if (BPF_CORE_READ_BITFIELD(kernel, encapsulation))
-			goto note;
-		size = skb->gso_size + IPV4 + transport;
-	}
-	if (size > e->mtu)
-		goto note;
-
-	/* What the kernel checks of a header when it comes in. */
-	why = MALFORMED;
-	if (!adds_up(ip) || length + ETHERNET > skb->len ||
-	    (skb->gso_size && length + ETHERNET != skb->len))
-		goto regular;
-	/* A short frame of a NIC has bytes behind its packet, which a router leaves out. */
-	if (length + ETHERNET < skb->len) {
-		if (bpf_skb_change_tail(skb, length + ETHERNET, 0))
-			goto regular;
-		data = (void *)(long)skb->data;
-		end = (void *)(long)skb->data_end;
-	}
-	check = data + ETHERNET + IPV4 + (f.protocol == TCP ? 16 : 6);
-	if (data + HEADERS > end || (void *)(check + 1) > end)
-		goto regular;
-	return express(skb, data, check, &f, e, until, now);
-
-note:
-	slot = bpf_map_lookup_elem(&slots, &zero);
-	if (slot) {
-		slot->skb = (__u64)kernel;
-		slot->flow = f;
-		slot->rules = rules;
-		slot->routes = routes;
-		slot->mark = skb->mark;
-		slot->length = ip->length;
-		slot->id = ip->id;
-		slot->tos = ip->tos;
-		slot->ttl = ip->ttl;
-		slot->known = e;
-		copy_macs(slot->macs, ethernet->macs);
-	}
-regular:
-	count(why);
+	if (skb->protocol != bpf_htons(0x0800) || skb->vlan_present || payload + 4 > end ||
+	    !is_plain(data) || ip->fragment & bpf_htons(FRAGMENT))
+		goto other;
+	if (ip->protocol == UDP)
+		return forward(skb, data, net, UDP);
+	if (ip->protocol == TCP && (void *)&ip->from_port + 20 <= end)
+		return forward(skb, data, net, TCP);
+other:
+	count(OTHER);
 	return NEXT;
 }
 
@@ -315,13 +280,11 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
-	__u32 zero = 0, device = skb->ifindex, owner;
+	__u32 device = skb->ifindex, owner;
 	struct contable *in, *out, *mine;
 	struct conentry e = {}, *former, *entry;
 	struct net *net = kernel->dev->nd_net.net;
 	struct flow f = slot->flow, any;
-	struct permit *permit;
-	struct ethernet *ethernet = data;
 	struct ipv4 *ip = data + ETHERNET;
 	struct rtable *route;
 	struct nf_conn *ct;
@@ -336,21 +299,19 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 		return NEXT;
 	if (skb->protocol != bpf_htons(0x0800) || skb->vlan_present || (void *)(ip + 1) > end)
 		return NEXT;
-	if (ethernet->type != bpf_htons(0x0800) || ip->version_and_length != 0x45 ||
+	if (BITS(32, data + MACS) != slot->head[1] >> 32 ||
 	    ip->fragment & bpf_htons(FRAGMENT) || ip->protocol != f.protocol ||
-	    ip->length != slot->length || ip->id != slot->id || ip->tos != slot->tos ||
-	    ip->ttl != slot->ttl - 1)
+	    BITS(32, PART(ipv4, ip, length)) != slot->length_and_id || ip->ttl != slot->ttl - 1)
 		return NEXT;
 
 	out = bpf_map_lookup_elem(&contables, &device);
-	permit = bpf_map_lookup_elem(&permits, &zero);
-	if (!permit || (!by_age && (!slot->rules || permit->established != slot->rules)))
+	if (!by_age && (!slot->rules || permits.established != slot->rules))
 		return NEXT;
 	if (in) {
 		owner = f.device;
 		mine = in;
-		*(__u32 *)in->mac = *(__u32 *)(slot->macs + 6);
-		*(__u16 *)(in->mac + 4) = *(__u16 *)(slot->macs + 10);
+		BITS(32, in->mac) = BITS(32, (void *)slot->head + 6);
+		BITS(16, in->mac + 4) = BITS(16, (void *)slot->head + 10);
 	} else if (out) {
 		owner = device;
 		mine = out;
@@ -366,7 +327,7 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	ct = AT(nf_conn, e.conntrack);
 	now = bpf_jiffies64();
 	e.fresh = info == CT_NEW;
-	if (e.fresh && (f.protocol == TCP || permit->fresh != slot->rules))
+	if (e.fresh && (f.protocol == TCP || permits.fresh != slot->rules))
 		return NEXT;
 	/* Most flows are a question and its answer, and have no use for entries. */
 	status = ct->status;
@@ -374,16 +335,16 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	    now + UDP_STREAM * second < ct->proto.udp.stream_ts + second / 8)
 		return NEXT;
 	read_connection(AT(linux_mib, e.conntrack), &e.connection);
-	if (!(e.connection.status & CT_CONFIRMED) || e.connection.status & CT_APART ||
-	    (f.protocol == TCP &&
-	     (!(e.connection.status & CT_ASSURED) || !tolerates_gaps(net) ||
-	      !tells_resets(AT(linux_mib, e.conntrack)))))
+	status = status_of(&e.connection);
+	if (!(status & CT_CONFIRMED) || status & CT_APART ||
+	    (f.protocol == TCP && (!(status & CT_ASSURED) || !tolerates_gaps(net) ||
+				   !tells_resets(AT(linux_mib, e.conntrack)))))
 		return NEXT;
 	e.from = ip->from;
 	e.to = ip->to;
 	e.from_port = ip->from_port;
 	e.to_port = ip->to_port;
-	if (!translates(&f, &e, info >= CT_REPLY) ||
+	if (!translates(&e.connection, &f, ip, info >= CT_REPLY) ||
 	    !lives(e.conntrack, &e.connection, net, f.protocol, now))
 		return NEXT;
 
@@ -397,16 +358,16 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 		/* A bridge that does not know where a MAC is sends the packet to all
 		 * ports. So it counts as the container's only where that sent from this
 		 * MAC, and was let through. */
-		if (route->dst.dev->ifindex != out->bridge || !same_mac(out->mac, ethernet->macs))
+		if (route->dst.dev->ifindex != out->bridge || !same_mac(out->mac, data))
 			return NEXT;
-		copy_macs(e.new_macs, ethernet->macs);
+		__builtin_memcpy(e.new_macs, data, MACS);
 	} else {
 		if (route->dst.dev->ifindex != device)
 			return NEXT;
 		e.neighbour = 1;
 		gateway = route->rt_gw4;
 		asm volatile("" : "+r"(gateway)); /* one load each, which the verifier asks for */
-		e.next_hop = route->rt_gw_family ? gateway : e.to;
+		e.next_hop = route->rt_gw_family ? gateway : ip->to;
 	}
 	any = f;
 	any.device = 0;
@@ -418,15 +379,15 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	e.routes = slot->routes;
 	e.used = now;
 	e.mark_before = slot->mark;
-	e.tos = slot->tos;
-	copy_macs(e.macs, slot->macs);
+	e.head[0] = slot->head[0];
+	e.head[1] = slot->head[1];
 	e.device = device;
 	e.mark = skb->mark;
 	e.priority = skb->priority;
-	addresses = change(f.from, e.from) + change(f.to, e.to);
+	addresses = change(f.from, ip->from) + change(f.to, ip->to);
 	e.addresses = fold(addresses);
-	e.transport = fold(addresses + change(f.from_port, e.from_port) +
-			   change(f.to_port, e.to_port));
+	e.transport = fold(addresses + change(f.from_port, ip->from_port) +
+			   change(f.to_port, ip->to_port));
 	/* The TTL is the first byte of its word. */
 	e.header = fold(addresses + (__u16)~bpf_htons(0x0100));
 	e.owner = owner;
@@ -442,7 +403,7 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 		}
 		drop_entry(&f, former);
 	}
-	if (mine->entries >= permit->share ||
+	if (mine->entries >= permits.share ||
 	    bpf_map_update_elem(&conentries, &f, &e, BPF_NOEXIST))
 		return NEXT;
 	__sync_fetch_and_add(&mine->entries, 1);
@@ -541,9 +502,7 @@ int why(struct question *q)
 	struct flow f = q->flow;
 
 	e = bpf_map_lookup_elem(&conentries, &f);
-	q->reason = e ? holds(&f, e, net, rules_of(net), routes_of(net), e->until,
-			      bpf_jiffies64()) :
-			NO_ENTRY;
+	q->reason = e ? holds(e, net, f.protocol, e->until, bpf_jiffies64()) : NO_ENTRY;
 	return 0;
 }
 

@@ -12,6 +12,7 @@ enum {
 	ETHERNET = 14,
 	IPV4 = 20,
 	HEADERS = ETHERNET + IPV4 + 4, /* with the two ports */
+	MACS = 12,
 	TCP = 6,
 	UDP = 17,
 	INET = 2, /* AF_INET */
@@ -66,12 +67,12 @@ struct flow {
 
 /* What identifies a connection, as conntrack's entry has it. */
 struct connection {
-	struct {
-		__u64 middle; /* its port, the family, the other address */
-		__u32 from, rest; /* the other port, the protocol, the direction */
-	} tuples[2];
-	__u64 status;
+	__u64 middle[2]; /* of its tuples: a port, the family, the other address */
+	__u32 from[2];
+	__u64 last; /* the second one's other port, protocol and direction, and the status */
+	__u32 rest; /* the other port, the protocol and the direction of the first */
 	__u32 mark, zone;
+	__u32 unused;
 };
 
 struct conentry {
@@ -81,22 +82,22 @@ struct conentry {
 	struct connection connection;
 	__u64 rules, routes;
 	__u64 until; /* when its lease ends, and a number; 0: it has ended */
+	__u64 head[2]; /* how its frames begin: MACs, type, version and length, TOS */
 	__u32 mark_before;
 	__u16 mtu;
-	__u8 tos;
 	__u8 fresh; /* conntrack had seen no answer */
-	__u8 macs[12];
+	__u8 unused;
 
-	/* What the packets become. */
+	/* What the packets become. Each line is read as one word. */
 	__be32 from, to;
 	__be16 from_port, to_port;
+	/* What is added to sums: of the header; of the addresses; of these and the ports. And
+	 * whether the kernel finds the MAC of the next hop. */
+	__u16 header, addresses, transport, neighbour;
+	__u32 mark, priority;
 	__u32 device;
 	__be32 next_hop;
-	__u32 mark, priority;
-	__u8 new_macs[12];
-	/* What is added to sums: of the header; of the addresses; of these and the ports. */
-	__u16 header, addresses, transport;
-	__u8 neighbour; /* the kernel finds the MAC of the next hop */
+	__u32 new_macs[3];
 
 	__u32 owner;
 	__u64 used; /* jiffies */
@@ -133,10 +134,10 @@ struct slot {
 	__u64 skb;
 	struct flow flow;
 	__u64 rules, routes;
+	__u64 head[2];
 	__u32 mark;
-	__be16 length, id;
-	__u8 tos, ttl;
-	__u8 macs[12];
+	__u32 length_and_id;
+	__u8 ttl;
 	bool known; /* its flow had an entry */
 	__u32 made; /* entries, on this CPU */
 };
@@ -156,12 +157,8 @@ struct {
 	__type(value, struct contable);
 } contables SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct permit);
-} permits SEC(".maps");
+/* It is a map of one value, and no call looks that up. */
+volatile struct permit permits SEC(".data.permits");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
