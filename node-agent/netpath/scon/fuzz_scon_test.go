@@ -325,11 +325,12 @@ func (f *fuzz) shape() shape {
 func (f *fuzz) compare(sent func() string) {
 	const patience = 2 * time.Second // for a machine with much to do
 	for until := time.Now().Add(patience); ; {
+		late := time.Now().After(until) // this test may have stood still: it looks once more
 		f.collect()
 		if len(f.pending[0]) == 0 && len(f.pending[1]) == 0 {
 			return
 		}
-		if time.Now().After(until) {
+		if late {
 			break
 		}
 		time.Sleep(50 * time.Microsecond)
