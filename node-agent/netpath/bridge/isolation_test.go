@@ -117,6 +117,42 @@ func tenants(t *testing.T, shared bool, join func(*testing.T, *Bridge, string) g
 	}
 }
 
+// What conntrack takes for no part of a connection is translated by nobody, and does not leave.
+func TestAStrayFINStaysIn(t *testing.T) {
+	for how, join := range joins {
+		t.Run(how, func(t *testing.T) { strayFIN(t, join) })
+	}
+}
+
+func strayFIN(t *testing.T, join func(*testing.T, *Bridge, string) guest) {
+	b := open(t, config(filepath.Join(t.TempDir(), "bridge")))
+	defer b.Close()
+	world(t)
+	g := join(t, b, "a")
+	defer g.leave(b)
+	uplink := raw(t, "uplink")
+	defer unix.Close(uplink)
+	patience(t, uplink, time.Minute)
+	const text = "a FIN of no connection"
+	ours, gateway := mac(g.nic.MAC), macOf(b.Network.Gateway)
+	from, to := g.nic.Address.Addr(), netip.MustParseAddr("198.18.0.1")
+	g.sends(fin(gateway, ours, from, to, text))
+	after := udp(gateway, ours, from, to)
+	g.sends(after)
+	for frame := make([]byte, 2048); ; {
+		n, err := unix.Read(uplink, frame)
+		if err != nil {
+			t.Fatalf("what was sent behind the FIN does not leave: %v", err)
+		}
+		if bytes.Contains(frame[:n], []byte(text)) {
+			t.Errorf("a FIN of no connection leaves: %x", frame[:n])
+		}
+		if bytes.HasSuffix(frame[:n], after[len(after)-16:]) {
+			return
+		}
+	}
+}
+
 // bridgeGroup is an address to which only the next bridge listens, as for LLDP.
 var bridgeGroup = net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0x0e}
 
@@ -281,15 +317,36 @@ var datagrams byte
 func udp(to, from net.HardwareAddr, source, target netip.Addr) []byte {
 	datagrams++
 	text := fmt.Sprintf("datagram %d of process %d", datagrams, os.Getpid())
-	body := []byte{0x45, 0, 0, byte(28 + len(text)), 0, 1, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}
-	body = append(append(body, source.AsSlice()...), target.AsSlice()...)
+	header := []byte{0, 53, 0, 9, 0, byte(8 + len(text)), 0, 0}
+	return ip4(to, from, source, target, unix.IPPROTO_UDP, append(header, text...))
+}
+
+// fin ends a TCP connection that nobody began, with a text.
+func fin(to, from net.HardwareAddr, source, target netip.Addr, text string) []byte {
+	const finAck = 0x11
+	segment := []byte{0x9c, 0x40, 0, 80, 0, 0, 0, 1, 0, 0, 0, 1, 5 << 4, finAck, 1, 0, 0, 0, 0, 0}
+	segment = append(segment, text...)
+	pseudo := append(append(source.AsSlice(), target.AsSlice()...), 0, unix.IPPROTO_TCP, 0,
+		byte(len(segment)))
+	binary.BigEndian.PutUint16(segment[16:], checksum(append(pseudo, segment...)))
+	return ip4(to, from, source, target, unix.IPPROTO_TCP, segment)
+}
+
+func ip4(to, from net.HardwareAddr, source, target netip.Addr, protocol byte,
+	payload []byte) []byte {
+	header := []byte{0x45, 0, 0, byte(20 + len(payload)), 0, 1, 0, 0, 64, protocol, 0, 0}
+	header = append(append(header, source.AsSlice()...), target.AsSlice()...)
+	binary.BigEndian.PutUint16(header[10:], checksum(header))
+	return ether(to, from, unix.ETH_P_IP, append(header, payload...))
+}
+
+// checksum is the Internet's, of an even number of bytes.
+func checksum(b []byte) uint16 {
 	var sum uint32
-	for i := 0; i < 20; i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(body[i:]))
+	for i := 0; i < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
 	}
-	binary.BigEndian.PutUint16(body[10:], ^uint16(sum>>16+sum))
-	body = append(body, 0, 53, 0, 9, 0, byte(8+len(text)), 0, 0)
-	return ether(to, from, unix.ETH_P_IP, append(body, text...))
+	return ^uint16(sum>>16 + sum)
 }
 
 // ra is a router's advertisement, from its link-local address to all.

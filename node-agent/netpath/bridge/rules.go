@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -44,12 +45,18 @@ var (
 		netip.MustParseAddr("100.100.100.200")}
 )
 
+// numbering is of the sets of a transaction: the library numbers those of all connections by one
+// variable.
+var numbering sync.Mutex
+
 // write replaces both tables. The caller has r.writes.
 func (r rules) write() error {
 	conn, err := nftables.New()
 	if err != nil {
 		return err
 	}
+	numbering.Lock()
+	defer numbering.Unlock()
 	if err := r.ports(conn); err != nil {
 		return err
 	}
@@ -180,6 +187,7 @@ func (r rules) routes(conn *nftables.Conn) error {
 		add(conn, through, toBridge, led, accept)
 	}
 	add(conn, through, toBridge, count, drop)
+	add(conn, through, fromBridge, invalid, count, drop)
 	add(conn, through, fromBridge, in16(ip4Target, linkLocal), count, drop)
 	for _, address := range metadata {
 		add(conn, through, fromBridge, has(packet, ip4Target, address.AsSlice()), count, drop)
@@ -339,7 +347,7 @@ func replace(conn *nftables.Conn, old, now []*nftables.Rule) error {
 
 // whole reports whether both tables have all their rules.
 func (r rules) whole(conn *nftables.Conn) bool {
-	want := map[string]int{sent: 4, "input": 7, "forward": 7 + len(r.uplinks), "postrouting": 1}
+	want := map[string]int{sent: 4, "input": 7, "forward": 8 + len(r.uplinks), "postrouting": 1}
 	if r.shared {
 		want[sent], want["input"] = 3, 5
 		want["forward"]++
@@ -491,6 +499,14 @@ var (
 		&expr.Ct{Register: 1, Key: expr.CtKeySTATUS},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Xor: make([]byte, 4),
 			Mask: binaryutil.NativeEndian.PutUint32(dstNAT)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+	}
+	// invalid is what conntrack takes for no part of a connection, as a stray FIN. NAT leaves it
+	// alone: it would leave with the sandbox's address.
+	invalid = []expr.Any{
+		&expr.Ct{Register: 1, Key: expr.CtKeySTATE},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Xor: make([]byte, 4),
+			Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitINVALID)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
 	}
 	// known is of a connection that was let through before, and of the way back: one that began
