@@ -112,7 +112,8 @@ func offsetOf(types *btf.Spec, name, field string) (uint32, error) {
 
 // layout checks that a connection is laid out as the programs read it, by words: its zone behind
 // the time when it ends; of a tuple its port, family and other address, and then its other port and
-// protocol; and its status behind the second tuple.
+// protocol; its status behind the second tuple; and of TCP the flags of the reply's side, the state
+// and the kind of the last packet.
 func layout(types *btf.Spec) error {
 	var of struct{ connection, tuple *btf.Struct }
 	if err := errors.Join(types.TypeByName("nf_conn", &of.connection),
@@ -147,6 +148,27 @@ func layout(types *btf.Spec) error {
 	if zone := offsets[0] + 4; offsets[1] != zone || zone%8 != 4 || offsets[2]%8 != 0 ||
 		offsets[3] != offsets[2]+tuples {
 		return fmt.Errorf("the kernel has connections with another layout: %d", offsets)
+	}
+	return layoutOfTCP(types)
+}
+
+func layoutOfTCP(types *btf.Spec) error {
+	var side *btf.Struct
+	if err := types.TypeByName("ip_ct_tcp_state", &side); err != nil {
+		return err
+	}
+	offsets := []uint32{side.Size}
+	for _, field := range [][2]string{{"ip_ct_tcp_state", "flags"}, {"ip_ct_tcp", "seen"},
+		{"ip_ct_tcp", "state"}, {"ip_ct_tcp", "last_index"}} {
+		at, err := offsetOf(types, field[0], field[1])
+		if err != nil {
+			return err
+		}
+		offsets = append(offsets, at)
+	}
+	flags := offsets[2] + offsets[0] + offsets[1] // of the second side
+	if offsets[3] != flags+3 || offsets[4] != flags+6 {
+		return fmt.Errorf("the kernel has TCP connections with another layout: %d", offsets)
 	}
 	return nil
 }

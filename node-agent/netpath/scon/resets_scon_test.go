@@ -79,6 +79,35 @@ func TestAResetThatOnlyTheOtherHostTakes(t *testing.T) {
 	}
 }
 
+// Behind a SYN that it ignores, conntrack takes any RST for the end until it has seen another
+// packet, so the next one has to be regular. Else the RST would end the connection, a SYN behind
+// that would be another one, and what the first one sends on would leave without a translation.
+func TestAnIgnoredSYNHasNoResetEndTheConnection(t *testing.T) {
+	w := wire(t)
+	for n, published := range []bool{false, true} {
+		f := w.established(&flow{tcp: true, published: published, port: 20001 + uint16(n)})
+		if out, express := w.pass(f, !published, shape{flags: "S"}); express || len(out) != 1 {
+			t.Fatalf("published %v: a SYN went express: %v, and %d came out", published, express,
+				len(out))
+		}
+		if _, express := w.pass(f, !published, shape{size: 10}); express {
+			t.Errorf("published %v: what follows the SYN went express", published)
+		}
+		w.pass(f, published, shape{size: 10})
+		w.pass(f, !published, shape{flags: "R", seqOff: 1 << 30})
+		w.pass(f, !published, shape{flags: "S"})
+		out, express := w.pass(f, true, shape{flags: "FA"})
+		if express || len(out) != 1 {
+			t.Fatalf("published %v: a FIN went express: %v, and %d came out", published, express,
+				len(out))
+		}
+		if from := net.IP(out[0][14+12 : 14+16]); !from.Equal(hostIP) {
+			t.Errorf("published %v: a FIN left with the address %s", published, from)
+		}
+		w.established(&flow{tcp: true, published: published, port: 20101 + uint16(n)})
+	}
+}
+
 // What conntrack takes for invalid leaves by the container's address where rules let it, and a rule
 // that keeps it in leaves the express path on.
 func TestInvalidIsKeptInByARule(t *testing.T) {

@@ -21,6 +21,18 @@ static __always_inline __u32 status_of(const struct connection *c)
 	return c->last >> 32;
 }
 
+/* Whether conntrack has a TCP connection established, knows what the reply's side acknowledged, and
+ * saw an ACK last. Without the former, or where it saw a SYN last, it takes any RST for the end;
+ * and what it saw last stays so while packets go express. One word has all three: the flags, the
+ * state behind 3 bytes, and the kind of the last packet behind 6. */
+static __always_inline bool is_steady(const struct linux_mib *ct)
+{
+	const __u64 of = 0xffull << 48 | 0xffull << 24 | CT_TCP_MAXACK;
+
+	return (AS(64, ct, nf_conn, proto.tcp.seen[1].flags) & of) ==
+	       ((__u64)CT_TCP_ACK_SET << 48 | CT_TCP_ESTABLISHED << 24 | CT_TCP_MAXACK);
+}
+
 /* Whether the conntrack entry is there, of that network namespace, and is the one that it was:
  * its memory may be another's. */
 static __always_inline bool lives(__u64 conntrack, const struct connection *c,
@@ -32,22 +44,13 @@ static __always_inline bool lives(__u64 conntrack, const struct connection *c,
 	return (__s32)((__u32)timeout - now) > 0 && timeout >> 32 == c->zone &&
 	       AS(64, ct, nf_conn, ct_net) == (__u64)net &&
 	       AS(32, ct, nf_conn, mark) == c->mark &&
-	       (protocol != TCP ||
-		AS(8, ct, nf_conn, proto.tcp.state) == CT_TCP_ESTABLISHED) &&
+	       (protocol != TCP || is_steady(ct)) &&
 	       AS(32, ct, nf_conn, tuplehash[0].tuple.src.u3) == c->from[0] &&
 	       AS(64, ct, nf_conn, tuplehash[0].tuple.src.u) == c->middle[0] &&
 	       AS(32, ct, nf_conn, tuplehash[0].tuple.dst.u) == c->rest &&
 	       AS(32, ct, nf_conn, tuplehash[1].tuple.src.u3) == c->from[1] &&
 	       AS(64, ct, nf_conn, tuplehash[1].tuple.src.u) == c->middle[1] &&
 	       AS(64, ct, nf_conn, tuplehash[1].tuple.dst.u) == c->last;
-}
-
-/* Whether conntrack knows what both ends have acknowledged, by which it tells a RST that ends the
- * connection from one that does not. A gap comes before all that it could learn that from later. */
-static __always_inline bool tells_resets(const struct linux_mib *ct)
-{
-	return AS(8, ct, nf_conn, proto.tcp.seen[0].flags) &
-	       AS(8, ct, nf_conn, proto.tcp.seen[1].flags) & CT_TCP_MAXACK;
 }
 
 /* Whether packets of that side of the connection are such. */

@@ -338,7 +338,7 @@ static __noinline int learn(struct __sk_buff *skb, struct slot *slot)
 	status = status_of(&e.connection);
 	if (!(status & CT_CONFIRMED) || status & CT_APART ||
 	    (f.protocol == TCP && (!(status & CT_ASSURED) || !tolerates_gaps(net) ||
-				   !tells_resets(AT(linux_mib, e.conntrack)))))
+				   !(ct->proto.tcp.seen[0].flags & CT_TCP_MAXACK))))
 		return NEXT;
 	e.from = ip->from;
 	e.to = ip->to;

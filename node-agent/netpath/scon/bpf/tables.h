@@ -32,6 +32,7 @@ enum {
 	CT_NEW = 2,
 	CT_REPLY = 3,
 	CT_TCP_ESTABLISHED = 3,
+	CT_TCP_ACK_SET = 3, /* TCP_ACK_SET, of the last packet */
 	CT_TCP_MAXACK = 0x20, /* IP_CT_TCP_FLAG_MAXACK_SET, of an end */
 	CT_ASSURED = 1 << 2,
 	CT_CONFIRMED = 1 << 3,
