@@ -501,8 +501,8 @@ var (
 			Mask: binaryutil.NativeEndian.PutUint32(dstNAT)},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
 	}
-	// invalid is what conntrack takes for no part of a connection, as a stray FIN. NAT leaves it
-	// alone: it would leave with the sandbox's address.
+	// invalid matches packets that are of no connection for conntrack, as a stray FIN. NAT leaves
+	// them alone: they would leave with the sandbox's address.
 	invalid = []expr.Any{
 		&expr.Ct{Register: 1, Key: expr.CtKeySTATE},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Xor: make([]byte, 4),
