@@ -136,7 +136,7 @@ func TestWatchesAreBounded(t *testing.T) {
 	}
 }
 
-// A watched is a world of ann's routes with one watcher, in a bubble of the test, whose time goes on
+// A watched is a world of ann's routes with one watcher, in a bubble of the test. Its time goes on
 // when all rest.
 type watched struct {
 	t     *testing.T
@@ -148,7 +148,7 @@ type watched struct {
 	wrote []written
 }
 
-// A written is what the watcher wrote at once.
+// A written holds the events of one write of the watcher's.
 type written struct {
 	after     time.Duration // the beginning
 	revisions []string
@@ -237,8 +237,8 @@ func (w *watched) has(what string, want ...written) {
 	}
 }
 
-// A watcher that was told nothing lately is told the next event at once. What happens while it rests
-// after that leaves as one, in order, as soon as it has rested.
+// A watcher that was told nothing lately is told the next event at once. What happens while it
+// rests after that leaves as one, in order, as soon as it has rested.
 func TestAWatcherRests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWatched(t)
@@ -253,7 +253,8 @@ func TestAWatcherRests(t *testing.T) {
 			w.has("in the rest", first)
 		}
 		time.Sleep(betweenParts / 4)
-		burst := written{time.Second + betweenParts, []string{"3", "4", "5", "6", "7", "8"}, "MMMMMM"}
+		burst := written{time.Second + betweenParts,
+			[]string{"3", "4", "5", "6", "7", "8"}, "MMMMMM"}
 		w.has("after the rest", first, burst)
 		time.Sleep(betweenParts - 1)
 		w.changes(1)
