@@ -348,7 +348,9 @@ func (c *call) body() ([]byte, error) {
 	}
 	switch form, _, _ := mime.ParseMediaType(c.r.Header.Get("Content-Type")); form {
 	case "application/yaml":
-		return yaml.YAMLToJSON(body)
+		if body, err = yaml.YAMLToJSON(body); err != nil {
+			return nil, apierrors.NewBadRequest(err.Error())
+		}
 	case runtime.ContentTypeProtobuf:
 		return unpacked(body)
 	}

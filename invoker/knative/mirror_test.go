@@ -1,16 +1,22 @@
 package knative
 
 import (
+	"context"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 
+	"github.com/fastiov/fastiov/invoker/access"
 	node "github.com/fastiov/fastiov/node-agent/api"
 )
 
@@ -250,5 +256,80 @@ func TestALogThatCannotBeRead(t *testing.T) {
 	if code, said := h.ask("GET", at+"?follow=true", "", ""); code != 503 ||
 		!strings.Contains(said, "the node is away") {
 		t.Errorf("a node that is away: %d %s", code, said)
+	}
+}
+
+// A Pod whose sandbox has crashed is shown until the next may have come, and no longer.
+func TestACrashedPodGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		m := newMirror(access.NewDirectory(access.Limits{}), slog.New(slog.DiscardHandler))
+		ctx, end := context.WithCancel(t.Context())
+		m.run(ctx, w)
+		fell := func(of string) *entry {
+			o := &corev1.Pod{}
+			o.Namespace, o.Name = "ann", of
+			e, err := w.show(pods, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.later(func() { m.fall("group", e) })
+			return e
+		}
+		has := func(what string, want ...string) {
+			t.Helper()
+			synctest.Wait()
+			all, _ := w.list(pods, "ann")
+			var got []string
+			for _, e := range all {
+				got = append(got, e.name.name)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%s there are %s", what, got)
+			}
+		}
+		first := fell("a")
+		time.Sleep(crashedFor / 2)
+		fell("b")
+		fell("c")
+		has("before", "a", "b", "c")
+		m.later(func() {
+			if e := m.rise("group"); e != first {
+				t.Errorf("the first that rises is %v", e)
+			}
+		})
+		time.Sleep(crashedFor / 2)
+		has("what rose in time stays:", "a", "b", "c")
+		time.Sleep(crashedFor/2 - 1)
+		has("before the others' time is over", "a", "b", "c")
+		time.Sleep(1)
+		has("then", "a")
+		end()
+		m.done.Wait()
+		if len(m.fallen) > 0 {
+			t.Errorf("then %v wait", m.fallen)
+		}
+	})
+}
+
+// A Pod shows what a revision's spec says, and of a very large one what its containers are.
+func TestALargeSpecIsShownInPart(t *testing.T) {
+	spec := &corev1.PodSpec{Containers: []corev1.Container{
+		{Name: "a", Image: "example.com/a", Ports: []corev1.ContainerPort{{ContainerPort: 9000}},
+			Env: []corev1.EnvVar{{Name: "A", Value: "b"}}},
+		{Name: "side", Image: "example.com/side"}}}
+	small := shown(spec)
+	if !equality.Semantic.DeepEqual(&small, spec) {
+		t.Errorf("of a small one it shows %v", &small)
+	}
+	small.Containers[0].Env[0].Value = "other"
+	if spec.Containers[0].Env[0].Value != "b" {
+		t.Error("whoever changes what is shown changes the revision")
+	}
+	spec.Containers[0].Env[0].Value = strings.Repeat("x", mostShown)
+	large := shown(spec)
+	if c := large.Containers; len(c) != 2 || c[0].Image != "example.com/a" || c[1].Name != "side" ||
+		c[0].Ports[0].ContainerPort != 9000 || large.Size() > mostShown {
+		t.Errorf("of a large one it shows %v", &large)
 	}
 }

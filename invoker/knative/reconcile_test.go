@@ -322,3 +322,30 @@ func TestARevisionSaysItsRoutes(t *testing.T) {
 	h.until("the next is active", says("hello-00002", "active", "way"))
 	h.until("the former is in reserve", says("hello-00001", "reserve", ""))
 }
+
+// A revision whose initial scale is not reached in time says so, and is tried again.
+func TestAnInitialScaleThatIsNotReached(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	h.must("POST", objects+"services", annotated(described("hello", "example.com/hello"),
+		"autoscaling.knative.dev/initial-scale", "1000000"))
+	h.until("it is begun", func() bool {
+		h.api.road.scales.mu.Lock()
+		defer h.api.road.scales.mu.Unlock()
+		return len(h.api.road.scales.of) > 0
+	})
+	e := h.api.world.get(revisions, "ann", "hello-00001")
+	h.api.reconcile.begin(t.Context(), e, e.object.(*v1.Revision),
+		time.Now().Add(-roomWithin-time.Second), soonest)
+	h.ready("hello", "False")
+	said := h.must("GET", objects+"revisions/hello-00001", "")
+	if !strings.Contains(said, `"reason":"Unschedulable"`) || !strings.Contains(said,
+		"the initial scale of 1000000 sandboxes has not been reached within 10s") {
+		t.Errorf("its revision is %s", said)
+	}
+	h.until("it is tried again", func() bool {
+		h.api.reconcile.mu.Lock()
+		defer h.api.reconcile.mu.Unlock()
+		return h.api.reconcile.proved[e.object.GetUID()]
+	})
+}
