@@ -75,11 +75,11 @@ func (w *world) writeLater() {
 		select {
 		case <-w.wake:
 		case <-w.over:
-			closing = true
 		}
 		select {
 		case <-time.After(laterBy):
-		case <-w.over:
+		case <-w.over: // a disk that fails now is not asked again and again
+			closing = true
 		}
 		if err := w.writeNoted(); err != nil {
 			w.log.Error("how it is with services is not written yet", "err", err)

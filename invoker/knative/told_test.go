@@ -1,14 +1,24 @@
 package knative
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"knative.dev/serving/pkg/apis/serving"
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
 
+	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/telemetry"
+	node "github.com/fastiov/fastiov/node-agent/api"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
@@ -137,6 +147,68 @@ func TestALabelThatIsNoName(t *testing.T) {
 			Labels: map[string]string{serving.ConfigurationLabelKey: label}}}
 		if got := functionOf(v); got != want {
 			t.Errorf("%q: %s", label, got)
+		}
+	}
+}
+
+// Each way in which no program answers has its code, its party in the counts, and its place in the
+// revision's conditions: what may go better later, or a reason why it will not.
+func TestWhoseFaultItIs(t *testing.T) {
+	start := func(code codes.Code, words string) error {
+		return &pool.StartError{Sandbox: "s", Err: status.Error(code, words)}
+	}
+	const failed = "ContainerFailed"
+	for _, c := range []struct {
+		err    error
+		code   int
+		whose  telemetry.Status
+		passes bool
+		reason string
+	}{
+		{&pool.Refused{Why: "no room"}, 503, telemetry.Refused, true, failed},
+		{&pool.Refused{Why: "too many", TooMany: true}, 429, telemetry.Refused, true, failed},
+		{start(codes.ResourceExhausted, "full"), 503, telemetry.Refused, true, failed},
+		{start(codes.Unavailable, "away"), 502, telemetry.Refused, true, failed},
+		{start(codes.Aborted, "ends"), 502, telemetry.InternalError, true, failed},
+		{start(codes.InvalidArgument, "no such image"), 503, telemetry.DeveloperError, false,
+			v1.ReasonContainerMissing},
+		{start(codes.NotFound, "the image x is nowhere"), 502, telemetry.InternalError, false,
+			v1.ReasonContainerMissing},
+		{start(codes.Internal, "it said: no image"), 502, telemetry.InternalError, false, failed},
+		{fmt.Errorf("late: %w", errTimeout), 504, telemetry.DeveloperError, false, failed},
+		{&access.TooMany{}, 429, telemetry.DeveloperError, false, failed},
+		{errors.New("cut off"), 502, telemetry.DeveloperError, false, failed},
+		{fmt.Errorf("it left: %w", context.Canceled), 502, telemetry.DeveloperError, false, failed},
+	} {
+		w := httptest.NewRecorder()
+		fail(w, c.err)
+		if w.Code != c.code || statusOf(c.err) != c.whose || mayPass(c.err) != c.passes ||
+			reason(c.err) != c.reason {
+			t.Errorf("%v: %d, %v, %v, %s", c.err, w.Code, statusOf(c.err), mayPass(c.err),
+				reason(c.err))
+		}
+	}
+}
+
+// A node of a former version that does not give a program all is found out, and used for none.
+func TestAFormerNodeGivesLess(t *testing.T) {
+	h, leave := aHouse(t)
+	defer leave()
+	v := &v1.Revision{}
+	v.Spec.Containers = []corev1.Container{
+		{Name: "a", Ports: []corev1.ContainerPort{{ContainerPort: 9000}},
+			VolumeMounts: []corev1.VolumeMount{{Name: "x"}, {Name: "y"}}}, {Name: "side"}}
+	for _, c := range []struct {
+		mounts, sidecars uint32
+		want             string
+	}{
+		{2, 1, ""}, {3, 2, ""},
+		{1, 1, "1 of 2 mounts: the agent there is of a former version"},
+		{2, 0, "0 of 1 sidecars: the agent there is of a former version"},
+	} {
+		err := h.api.road.demand(v).Ready(&node.StartReply{Mounts: c.mounts, Sidecars: c.sidecars})
+		if (err != nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%d mounts and %d sidecars: %v", c.mounts, c.sidecars, err)
 		}
 	}
 }
