@@ -45,7 +45,7 @@ func (d *disk) failing(err error) {
 }
 
 // What is noted is written a moment later, once for several changes. What the disk does not take is
-// said, and written again; what is gone meanwhile is not; and a world that is closed waits for none.
+// said, and written again; what is gone meanwhile is not; a world that is closed waits for none.
 func TestWhatIsWrittenBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, w := &disk{}, newWorld()

@@ -437,6 +437,22 @@ func TestWhatIsRefused(t *testing.T) {
 		{"GET", objects + "services?labelSelector=%3D%3D", "", 400, "found '=='"},
 		{"GET", "/apis/eventing.knative.dev/v1/brokers", "", 404, "could not find"},
 		{"PATCH", objects + "services/hello", "[]", 422, "Invalid"},
+		{"PATCH", objects + "services/hello", `{"metadata":{"uid":"x"}}`, 409,
+			"Precondition failed: UID in precondition: x"},
+		{"PATCH", objects + "services/hello", `{"metadata":{"name":"other"}}`, 400,
+			"the name of the object (other) does not match"},
+		{"PATCH", objects + "services/hello", `{"metadata":{"namespace":"bob"}}`, 400,
+			"the namespace of the provided object does not match"},
+		{"POST", objects + "services", `{"kind":"Route","metadata":{"name":"a"}}`, 400,
+			"the object provided is a"},
+		{"POST", objects + "services", "{\"metadata\":" + strings.Repeat(" ", mostBody) + "{}}",
+			413, "RequestEntityTooLarge"},
+		{"GET", objects + "services?continue=x", "", 400, "continue key is not valid"},
+		{"GET", objects + "services?continue=e30", "", 400, "does not recognize this encoded"},
+		{"GET", objects + "services?resourceVersion=1&continue=" +
+			place{Revision: 1, Start: "a"}.token(), "", 400, "not allowed when using continue"},
+		{"GET", objects + "services?continue=" + place{Revision: 1}.token(), "", 400,
+			"start key empty"},
 	} {
 		form := "application/json"
 		if c.method == http.MethodPatch {

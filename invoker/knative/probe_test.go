@@ -1,16 +1,21 @@
 package knative
 
 import (
+	"context"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	v1 "knative.dev/serving/pkg/apis/serving/v1"
 
 	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/pool"
+	node "github.com/fastiov/fastiov/node-agent/api"
 )
 
 // probing returns a description of the service hello with a probe of its container.
@@ -158,5 +163,61 @@ func TestEmptyDir(t *testing.T) {
 	}
 	if rooms["some"] != 1<<20 || rooms["half"] != defaultMiB<<19 {
 		t.Errorf("%v", rooms)
+	}
+}
+
+// An executor is a fake node that runs commands, too: they end as their names say.
+type executor struct{ *fake }
+
+func (executor) Exec(_ context.Context, in *node.ExecRequest) (*node.ExecReply, error) {
+	switch in.Command[0] {
+	case "true":
+		return &node.ExecReply{}, nil
+	case "false":
+		return &node.ExecReply{Status: 3}, nil
+	case "sleep":
+		return &node.ExecReply{Late: in.TimeoutMs == 1500}, nil
+	}
+	return nil, status.Error(codes.Unavailable, "the node is away")
+}
+
+// A probe is good, or says what was bad: the program, or the time, or the node.
+func TestWhatAProbeSays(t *testing.T) {
+	f := executor{&fake{live: map[string]*node.StartRequest{"s": {Id: "s", Port: 9000}}}}
+	get := func(path string, port int) corev1.ProbeHandler {
+		return corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path,
+			Port: intstr.FromInt(port)}}
+	}
+	connects := func(port intstr.IntOrString) corev1.ProbeHandler {
+		return corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: port}}
+	}
+	runs := func(command ...string) corev1.ProbeHandler {
+		return corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: command}}
+	}
+	c := &corev1.Container{Ports: []corev1.ContainerPort{{ContainerPort: 9000}}}
+	const within = 1500 * time.Millisecond
+	for want, probes := range map[string][]corev1.ProbeHandler{
+		"": {get("/x", 0), get("x", 9000), connects(intstr.FromInt(0)),
+			connects(intstr.FromString("http1")), runs("true")},
+		"GET /talks answers 500":              {get("/talks", 0)},
+		"no such sandbox":                     {get("/x", 9001), connects(intstr.FromInt(9001))},
+		`["false" "-v"] ends with status 3`:   {runs("false", "-v")},
+		`["sleep"] has not ended within 1.5s`: {runs("sleep")},
+		"the node is away":                    {runs("other")},
+		"invalid URL":                         {get("/%", 0)},
+	} {
+		for _, by := range probes {
+			err := ask(t.Context(), pool.Sandbox{ID: "s", Client: node.Local(f)}, c,
+				&corev1.Probe{ProbeHandler: by}, within)
+			if (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) ||
+				isLate(err) {
+				t.Errorf("%v: %v, want %q", &by, err, want)
+			}
+		}
+	}
+	err := ask(t.Context(), pool.Sandbox{ID: "s", Client: node.Local(f)}, c,
+		&corev1.Probe{ProbeHandler: get("/sleep", 0)}, 50*time.Millisecond)
+	if !isLate(err) {
+		t.Errorf("what is not answered in time: %v", err)
 	}
 }
