@@ -79,7 +79,8 @@ func TestInstructions(t *testing.T) {
 			t.Errorf("%s: %.0f instructions, by a flowtable %.0f: %.4f × of at most %.2f ×", b.load,
 				express, flowtable, express/flowtable, ofFlowtable)
 		}
-		if more := (longer - express) / b.packets; more < 50 || more > 150 {
+		// Boots differ by up to 0.9 %, which is 100 instructions of a message of UDP.
+		if more := (longer - express) / b.packets; more < 50 || more > 200 {
 			t.Errorf("%s: the control has %.0f instructions more a packet, not 100", b.load, more)
 		}
 		if bridge := cost(b.load, Bridge); flowtable > bridge*9/10 {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -42,10 +41,13 @@ func TestSameFrames(t *testing.T) {
 	counts := f.counts()
 	t.Logf("%d frames, %d changes, %d agents killed, %d known differences, %d by limits, %v",
 		frames, f.changes, f.killed, f.known, f.limited, counts)
-	if f.limited > frames/1000+1 {
+	// In 90,000 frames of three seeds neither was found once. About 70 flows in 20,000 frames go
+	// on behind a RST: a fault in one of ten of these exceeds the bound.
+	few := frames/5000 + 1
+	if f.limited > few {
 		t.Errorf("%d errors by routes came from one host alone: that is no limit's", f.limited)
 	}
-	if f.known > frames/1000+1 {
+	if f.known > few {
 		t.Errorf("%d differences behind a RST are no longer the seldom one that is known", f.known)
 	}
 	if counts["express"] < uint64(frames)/5 {
@@ -99,13 +101,16 @@ type fuzz struct {
 	// see behindReset.
 	reset   bool // of the flow whose frame is on its way
 	known   int
-	limited int // see errorsAlone
-	differs func(what string)
+	limited int             // see errorsAlone
+	natted  map[uint16]bool // flows that a change gave the host's port 7777
+	// Whether a route prohibited packets when the twins were compared before.
+	prohibited bool
+	differs    func(what string)
 }
 
 func newFuzz(t *testing.T, seed uint64, as ...func(*Config)) *fuzz {
 	f := &fuzz{t: t, rnd: rand.New(rand.NewPCG(seed, 22)), port: firstPort,
-		undo: map[string]string{}}
+		undo: map[string]string{}, natted: map[uint16]bool{}}
 	f.differs = func(what string) { t.Error(what) }
 	f.twins[0], f.twins[1] = build(t, place{}), build(t, newPlace(t))
 	for i, w := range f.twins {
@@ -323,6 +328,7 @@ func (f *fuzz) shape() shape {
 
 // compare waits until both twins have let the same through.
 func (f *fuzz) compare(sent func() string) {
+	defer func() { f.prohibited = f.prohibits() }()
 	const patience = 2 * time.Second // for a machine with much to do
 	for until := time.Now().Add(patience); ; {
 		late := time.Now().After(until) // this test may have stood still: it looks once more
@@ -340,7 +346,7 @@ func (f *fuzz) compare(sent func() string) {
 		f.known++
 		return
 	}
-	if f.errorsAlone() {
+	if (f.prohibited || f.prohibits()) && f.errorsAlone() {
 		f.pending = [2]map[string]int{{}, {}}
 		f.limited++
 		return
@@ -357,53 +363,6 @@ func (f *fuzz) compare(sent func() string) {
 	}
 	f.pending = [2]map[string]int{{}, {}}
 	f.differs(what)
-}
-
-// behindReset reports whether the difference is one of two that are known behind a reset: but one
-// twin has let frames through that the other has not; or the one without SCON has let a frame go
-// with the container's address that the other has translated, for conntrack took it for invalid.
-// The reverse of that is a leak of SCON's.
-func (f *fuzz) behindReset() bool {
-	more, fewer := false, false
-	var last [2]string // by its twin
-	for _, pending := range f.pending {
-		for frame, n := range pending {
-			more, fewer = more || n > 0, fewer || n < 0
-			last[min(max(-n, 0), 1)] = frame
-		}
-	}
-	if more != fewer {
-		return true
-	}
-	return len(f.pending[0]) == 0 && len(f.pending[1]) == 2 && translated(last[0], last[1])
-}
-
-// errorsAlone reports whether the twins differ by nothing but that a route prohibits a packet. For
-// each peer the kernel says so once a second and five times at once, by its clock: the twins' may
-// fall apart, and nobody can turn that off in a network namespace.
-func (f *fuzz) errorsAlone() bool {
-	const protocol, kind, code, icmp, unreachable, prohibited = 14 + 9, 14 + 20, 14 + 21, 1, 3, 13
-	for frame := range f.pending[0] {
-		if len(frame) <= code || frame[protocol] != icmp || frame[kind] != unreachable ||
-			frame[code] != prohibited {
-			return false
-		}
-	}
-	return len(f.pending[0]) > 0 && len(f.pending[1]) == 0
-}
-
-// translated reports whether the first frame is the second one with the host's address, and that
-// one has the container's.
-func translated(frame, raw string) bool {
-	const sum, source, port, tcpSum, least = 14 + 10, 14 + 12, 14 + 20, 14 + 36, 14 + 40
-	if len(raw) < least || !net.IP(frame[source:source+4]).Equal(hostIP) ||
-		!net.IP(raw[source:source+4]).Equal(containerIP) {
-		return false
-	}
-	same := func(frame string) string {
-		return frame[:sum] + frame[source+4:port] + frame[port+2:tcpSum] + frame[tcpSum+2:]
-	}
-	return same(frame) == same(raw)
 }
 
 // collect counts what has come: pending has what one twin has let through more often.
@@ -523,6 +482,9 @@ func (f *fuzz) change() {
 		delete(f.undo, c.name)
 	} else if undo != "" {
 		f.undo[c.name] = filled(undo, port)
+	}
+	if c.name == "nat" {
+		f.natted[port] = true
 	}
 	f.apply(filled(script, port))
 	f.compare(func() string { return "changed: " + script })

@@ -3,12 +3,141 @@
 package scon
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"strings"
 	"testing"
 	"time"
 )
+
+// behindReset reports whether the difference is one of two that are known behind a reset, of one
+// frame of the flow: but one twin has let it through, and SCON's not with the container's address;
+// or the one without SCON has let it go with the container's address and the other has translated
+// it, for conntrack took it for invalid. The reverse of that is a leak of SCON's.
+func (f *fuzz) behindReset() bool {
+	var only, server [2]string // by its twin: of either end, and at the server
+	frames := 0
+	for end, pending := range f.pending {
+		for frame, n := range pending {
+			if n != 1 && n != -1 || !f.ofSent(frame) {
+				return false
+			}
+			frames++
+			only[(1-n)/2] = frame
+			if end == 1 {
+				server[(1-n)/2] = frame
+			}
+		}
+	}
+	if frames == 1 {
+		return server[0] == "" || !net.IP(server[0][source:source+4]).Equal(containerIP)
+	}
+	return frames == 2 && server == only && server[0] != "" && server[1] != "" &&
+		f.translated(server[0], server[1])
+}
+
+// Where a frame of TCP has its fields, without options of IPv4.
+const (
+	ipSum, source, ports = 14 + 10, 14 + 12, 14 + 20
+	tcpSum, shortest     = 14 + 36, 14 + 40
+)
+
+// portsOf returns a frame's ports of TCP.
+func portsOf(frame string) (from, to uint16) {
+	return binary.BigEndian.Uint16([]byte(frame[ports:])),
+		binary.BigEndian.Uint16([]byte(frame[ports+2:]))
+}
+
+// ofSent reports whether a frame is of the flow that was sent.
+func (f *fuzz) ofSent(frame string) bool {
+	if len(frame) < shortest || frame[14] != 0x45 || frame[14+9] != 6 {
+		return false
+	}
+	from, to := portsOf(frame)
+	return from == f.sent || to == f.sent || f.natted[f.sent] && from == 7777
+}
+
+// translated reports whether the first frame is the second one with the host's address and the
+// flow's port there, and that one has the container's. The sum of TCP is right in both, or they
+// would not be compared.
+func (f *fuzz) translated(frame, raw string) bool {
+	if len(frame) < shortest || len(raw) < shortest ||
+		!net.IP(frame[source:source+4]).Equal(hostIP) ||
+		!net.IP(raw[source:source+4]).Equal(containerIP) {
+		return false
+	}
+	port, _ := portsOf(frame)
+	before, to := portsOf(raw)
+	published := before == 80 && to == f.sent && port == publicPort
+	if !published && (before != f.sent || to != servicePort) { // ofSent asks for that one's port
+		return false
+	}
+	same := func(frame string) string {
+		return frame[:ipSum] + frame[source+4:ports] + frame[ports+2:tcpSum] + frame[tcpSum+2:]
+	}
+	return same(frame) == same(raw)
+}
+
+// Each difference that looks like a known one, and is not, is reported.
+func TestOnlyWhatAResetExplainsIsKnown(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for _, published := range []bool{false, true} {
+		flow := &flow{tcp: true, published: published, port: 30001}
+		raw := flow.frame(true, shape{ttl: 64, size: 10, seqOff: 1}, rnd)
+		with := func(port uint16, size int) string { // the same, translated
+			frame := append([]byte(nil), raw[:size]...)
+			copy(frame[source:], hostIP.To4())
+			binary.BigEndian.PutUint16(frame[ports:], port)
+			return string(frame)
+		}
+		port, wrong := flow.port, uint16(30002)
+		if published {
+			port = publicPort
+		}
+		right, leak := with(port, len(raw)), string(raw)
+		flow.port = wrong
+		other := string(flow.frame(true, shape{ttl: 64, size: 10}, rnd))
+		inward := string(flow.frame(false, shape{ttl: 64, size: 10}, rnd))
+		flow.port = 30001
+		mine := string(flow.frame(false, shape{ttl: 64, size: 10}, rnd))
+		type difference [2]map[string]int
+		for n, d := range []struct {
+			pending difference
+			known   bool
+		}{
+			{difference{{}, {right: 1}}, true},
+			{difference{{}, {right: -1}}, true},
+			{difference{{}, {leak: -1}}, true},
+			{difference{{mine: 1}, {}}, true},
+			{difference{{mine: -1}, {}}, true},
+			{difference{{}, {right: 1, leak: -1}}, true},
+			{difference{{}, {}}, false},
+			{difference{{}, {leak: 1}}, false},
+			{difference{{}, {leak: 1, right: -1}}, false},
+			{difference{{}, {other: -1}}, false},
+			{difference{{inward: 1}, {}}, false},
+			{difference{{}, {right: 2}}, false},
+			{difference{{mine: 1}, {leak: -1}}, false},
+			{difference{{}, {with(wrong, len(raw)): 1, leak: -1}}, false},
+			{difference{{}, {with(7777, len(raw)): 1, leak: -1}}, false},
+			{difference{{}, {with(port, 40): 1, leak: -1}}, false},
+			{difference{{}, {with(port, 40): 1}}, false},
+			{difference{{}, {with(port, len(raw)-1): 1, leak: -1}}, false},
+		} {
+			f := &fuzz{sent: 30001, pending: d.pending}
+			if f.behindReset() != d.known {
+				t.Errorf("published %v: difference %d: known %v", published, n, !d.known)
+			}
+		}
+		f := &fuzz{sent: 30001, natted: map[uint16]bool{30001: true},
+			pending: difference{{}, {with(7777, len(raw)): 1, leak: -1}}}
+		if f.behindReset() == published {
+			t.Errorf("published %v: with a change's port it is known: %v", published, published)
+		}
+	}
+}
 
 // Where conntrack has missed an acknowledgement, a RST that ends the other twin's connection does
 // not end this one's. A SYN is then another connection there, and what follows leaves by the
