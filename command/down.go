@@ -52,8 +52,12 @@ func downCmd() *cobra.Command {
 			return err // what is there cannot be told
 		}
 		if err != nil {
-			if s, err := testbed.Look(awayName); err == nil && s.State == "ready" {
+			switch up := testbedIsUp(); {
+			case up && *runDir == usualRunDir:
 				return testbed.Down(ctx, awayName, cmd.ErrOrStderr())
+			case up: // it is not what was named
+				fmt.Fprintln(cmd.ErrOrStderr(),
+					"the testbed stays up: `fastiov testbed down` ends it")
 			}
 			if err := endOrphans(ctx, *runDir, out); err != nil || !undo {
 				return err

@@ -41,6 +41,18 @@ func upTestbed(t *testing.T) (host *testbed.Host, key string) {
 	return host, strings.TrimSpace(out.String())
 }
 
+// Who ends a node by its run directory does not end the testbed, in which another one runs.
+func TestTheTestbedIsNoNodeOfAnotherRunDirectory(t *testing.T) {
+	host, _ := upTestbed(t)
+	said, err := fastiov(t, "down", "--run-dir", t.TempDir()).CombinedOutput()
+	if err != nil || !strings.Contains(string(said), "the testbed stays up") {
+		t.Errorf("%v: %s", err, said)
+	}
+	if code, err := host.Run(t.Context(), "true", nil, nil, os.Stderr); err != nil || code != 0 {
+		t.Errorf("the testbed has ended: exit code %d, %v", code, err)
+	}
+}
+
 const fetch = `
 def main(args):
     import socket
