@@ -225,15 +225,21 @@ func TestAnIgnoredSYNHasNoResetEndTheConnection(t *testing.T) {
 		w.pass(f, published, shape{size: 10})
 		w.pass(f, !published, shape{flags: "R", seqOff: 1 << 30})
 		w.pass(f, !published, shape{flags: "S"})
-		out, express := w.pass(f, true, shape{flags: "FA"})
-		if express || len(out) != 1 {
-			t.Fatalf("published %v: a FIN went express: %v, and %d came out", published, express,
-				len(out))
-		}
-		if from := net.IP(out[0][14+12 : 14+16]); !from.Equal(hostIP) {
-			t.Errorf("published %v: a FIN left with the address %s", published, from)
-		}
+		w.translates(f)
 		w.established(&flow{tcp: true, published: published, port: 20101 + uint16(n)})
+	}
+}
+
+// translates checks that a FIN outward leaves by the regular path, with the host's address.
+func (w *wired) translates(f *flow) {
+	w.t.Helper()
+	out, express := w.pass(f, true, shape{flags: "FA"})
+	if express || len(out) != 1 {
+		w.t.Fatalf("published %v: a FIN went express: %v, and %d came out", f.published, express,
+			len(out))
+	}
+	if from := net.IP(out[0][14+12 : 14+16]); !from.Equal(hostIP) {
+		w.t.Errorf("published %v: a FIN left with the address %s", f.published, from)
 	}
 }
 
