@@ -50,7 +50,8 @@ type Bridge struct {
 	leases   *leases
 	uplinks  []string // bridges by which the host itself goes out, as one with virtual machines
 	taken    ports
-	writes   sync.Mutex // of rules, with the change that they follow: each writes all
+	writes   sync.Mutex     // of rules, with the change that they follow: each writes all
+	written  map[string]int // how many rules a chain was given
 	link     *netlink.Bridge
 	forwards bool            // the host does only for this bridge
 	closed   map[string]bool // chains of others that take no rule

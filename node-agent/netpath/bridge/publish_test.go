@@ -92,7 +92,7 @@ func published(t *testing.T, join func(*testing.T, *Bridge, string) guest) {
 	whole("under another agent")
 	tool(t, "nft flush ruleset")
 	soon(t, "after a flush", func() error {
-		if (rules{b}).isWhole() {
+		if isWhole(b) {
 			return nil
 		}
 		return net.ErrClosed
@@ -259,12 +259,12 @@ func TestManyPublishedPorts(t *testing.T) {
 	if err := b.Publish(g.lease, last); err != nil {
 		t.Fatal(err)
 	}
-	if !(rules{b}).isWhole() {
+	if !isWhole(b) {
 		t.Error("the rules are not whole")
 	}
 	tool(t, "nft delete element ip fastiov0 published { tcp . 8080 }")
 	soon(t, "the way that was removed", func() error {
-		if (rules{b}).isWhole() {
+		if isWhole(b) {
 			return nil
 		}
 		return net.ErrClosed

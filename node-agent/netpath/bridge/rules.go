@@ -3,6 +3,7 @@ package bridge
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -57,6 +58,7 @@ func (r rules) write() error {
 	}
 	numbering.Lock()
 	defer numbering.Unlock()
+	r.written = map[string]int{}
 	if err := r.ports(conn); err != nil {
 		return err
 	}
@@ -109,14 +111,14 @@ func (r rules) ports(conn *nftables.Conn) error {
 	}
 	const mac, ip4 = unix.NFT_REG32_04, unix.NFT_REG32_06 // behind the 16 bytes of a name
 	fromFrame := load(frame, etherSource, 6, mac)
-	add(conn, chain, is(expr.CmpOpNeq, expr.MetaKeyIIFNAME, []byte(r.Name+"p")), accept)
-	add(conn, chain, has(frame, etherType, typeIP4),
+	r.add(conn, chain, is(expr.CmpOpNeq, expr.MetaKeyIIFNAME, []byte(r.Name+"p")), accept)
+	r.add(conn, chain, has(frame, etherType, typeIP4),
 		sender(fromFrame, load(packet, ip4Source, 4, ip4)), accept)
-	add(conn, chain, has(frame, etherType, typeARP), has(packet, 0, arpOfIP4),
+	r.add(conn, chain, has(frame, etherType, typeARP), has(packet, 0, arpOfIP4),
 		sender(fromFrame, load(packet, arpSource, 4, ip4)),
 		sender(load(packet, arpSender, 6, mac), load(packet, arpSource, 4, ip4)), accept)
 	if !r.shared {
-		add(conn, chain, count, drop)
+		r.add(conn, chain, count, drop)
 	}
 	return nil
 }
@@ -159,48 +161,48 @@ func (r rules) routes(conn *nftables.Conn) error {
 
 	in := filter(nftables.ChainHookInput, "input")
 	if !r.shared { // past the bridge: a frame to a link-local MAC
-		add(conn, in, is(expr.CmpOpEq, expr.MetaKeyIIFNAME, []byte(r.Name+"p")), count, drop)
+		r.add(conn, in, is(expr.CmpOpEq, expr.MetaKeyIIFNAME, []byte(r.Name+"p")), count, drop)
 	}
-	add(conn, in, notFrom, is(expr.CmpOpNeq, expr.MetaKeyIIFNAME, ifname("lo")),
+	r.add(conn, in, notFrom, is(expr.CmpOpNeq, expr.MetaKeyIIFNAME, ifname("lo")),
 		has(packet, ip4Target, r.Network.Gateway.AsSlice()), count, drop)
-	add(conn, in, notFrom, accept)
-	add(conn, in, known, accept)
+	r.add(conn, in, notFrom, accept)
+	r.add(conn, in, known, accept)
 	for _, protocol := range []byte{unix.IPPROTO_UDP, unix.IPPROTO_TCP} {
-		add(conn, in, has(packet, ip4Target, r.Network.Gateway.AsSlice()),
+		r.add(conn, in, has(packet, ip4Target, r.Network.Gateway.AsSlice()),
 			is(expr.CmpOpEq, expr.MetaKeyL4PROTO, []byte{protocol}),
 			has(expr.PayloadBaseTransportHeader, 2, []byte{0, dnsPort}), accept)
 	}
 	if !r.shared {
-		add(conn, in, count, drop)
+		r.add(conn, in, count, drop)
 	}
 
 	through := filter(nftables.ChainHookForward, "forward")
 	if r.shared {
-		add(conn, through, fromBridge, toBridge, accept)
+		r.add(conn, through, fromBridge, toBridge, accept)
 	}
-	add(conn, through, toBridge, known, accept)
+	r.add(conn, through, toBridge, known, accept)
 	published, err := r.published()
 	if err != nil {
 		return err
 	}
 	if len(published) > 0 {
-		add(conn, through, toBridge, led, accept)
+		r.add(conn, through, toBridge, led, accept)
 	}
-	add(conn, through, toBridge, count, drop)
-	add(conn, through, fromBridge, invalid, count, drop)
-	add(conn, through, fromBridge, in16(ip4Target, linkLocal), count, drop)
+	r.add(conn, through, toBridge, count, drop)
+	r.add(conn, through, fromBridge, invalid, count, drop)
+	r.add(conn, through, fromBridge, in16(ip4Target, linkLocal), count, drop)
 	for _, address := range metadata {
-		add(conn, through, fromBridge, has(packet, ip4Target, address.AsSlice()), count, drop)
+		r.add(conn, through, fromBridge, has(packet, ip4Target, address.AsSlice()), count, drop)
 	}
 	for _, uplink := range r.uplinks {
-		add(conn, through, fromBridge, is(expr.CmpOpEq, expr.MetaKeyOIFNAME, ifname(uplink)),
+		r.add(conn, through, fromBridge, is(expr.CmpOpEq, expr.MetaKeyOIFNAME, ifname(uplink)),
 			accept)
 	}
-	add(conn, through, fromBridge, is(expr.CmpOpEq, metaOIFKind, ifname("bridge")), count, drop)
-	add(conn, through, fromBridge, accept)
+	r.add(conn, through, fromBridge, is(expr.CmpOpEq, metaOIFKind, ifname("bridge")), count, drop)
+	r.add(conn, through, fromBridge, accept)
 	if r.forwards { // for the bridge alone, and nothing for its neighbours
 		for _, uplink := range r.uplinks { // what it bridges, the kernel may show here, too
-			add(conn, through, is(expr.CmpOpEq, expr.MetaKeyIIFNAME, ifname(uplink)),
+			r.add(conn, through, is(expr.CmpOpEq, expr.MetaKeyIIFNAME, ifname(uplink)),
 				is(expr.CmpOpEq, expr.MetaKeyOIFNAME, ifname(uplink)), accept)
 		}
 		for _, end := range []struct{ kind, name expr.MetaKey }{
@@ -211,10 +213,10 @@ func (r rules) routes(conn *nftables.Conn) error {
 				inside = append(inside, is(expr.CmpOpNeq, end.name, ifname(uplink))...)
 			}
 			for _, kind := range []string{"bridge", "veth"} { // of containers of others
-				add(conn, through, is(expr.CmpOpEq, end.kind, ifname(kind)), inside, accept)
+				r.add(conn, through, is(expr.CmpOpEq, end.kind, ifname(kind)), inside, accept)
 			}
 		}
-		add(conn, through, count, drop)
+		r.add(conn, through, count, drop)
 	}
 
 	out := conn.AddChain(&nftables.Chain{
@@ -222,7 +224,7 @@ func (r rules) routes(conn *nftables.Conn) error {
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
 	})
 	mask := ipNet(r.Network.Subnet).Mask
-	add(conn, out, notTo, []expr.Any{
+	r.add(conn, out, notTo, []expr.Any{
 		load(packet, ip4Source, 4, 1),
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: r.Network.Subnet.Addr().AsSlice()},
@@ -288,9 +290,9 @@ func (r rules) publish(conn *nftables.Conn, table *nftables.Table,
 			Priority: nftables.ChainPriorityNATDest,
 		})
 	}
-	add(conn, chain("prerouting", nftables.ChainHookPrerouting),
+	r.add(conn, chain("prerouting", nftables.ChainHookPrerouting),
 		is(expr.CmpOpNeq, expr.MetaKeyIIFNAME, ifname(r.Name)), lead)
-	add(conn, chain("output", nftables.ChainHookOutput), []expr.Any{
+	r.add(conn, chain("output", nftables.ChainHookOutput), []expr.Any{
 		load(packet, ip4Target, 1, 1),
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{127}},
 	}, lead)
@@ -345,22 +347,11 @@ func replace(conn *nftables.Conn, old, now []*nftables.Rule) error {
 	return conn.Flush()
 }
 
-// whole reports whether both tables have all their rules.
+// whole reports whether both tables have all their rules. The caller has r.writes.
 func (r rules) whole(conn *nftables.Conn) bool {
-	want := map[string]int{sent: 4, "input": 7, "forward": 8 + len(r.uplinks), "postrouting": 1}
-	if r.shared {
-		want[sent], want["input"] = 3, 5
-		want["forward"]++
-	}
-	if r.forwards {
-		want["forward"] += 5 + len(r.uplinks)
-	}
-	if published, _ := r.published(); len(published) > 0 {
-		if !r.leads(conn, published) {
-			return false
-		}
-		want["forward"]++
-		want["prerouting"], want["output"] = 1, 1
+	want := maps.Clone(r.written)
+	if published, _ := r.published(); len(published) > 0 && !r.leads(conn, published) {
+		return false
 	}
 	for _, family := range []nftables.TableFamily{
 		nftables.TableFamilyBridge, nftables.TableFamilyIPv4,
@@ -398,11 +389,6 @@ func (r rules) leads(conn *nftables.Conn, published []nftables.SetElement) bool 
 		return all
 	}
 	return slices.Equal(lines(found), lines(published))
-}
-
-func (r rules) isWhole() bool {
-	conn, err := nftables.New()
-	return err == nil && r.whole(conn)
 }
 
 // pass has the chains of others that filter what is forwarded, or comes in, let through what this
@@ -495,39 +481,36 @@ var (
 	drop   = []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}
 	count  = []expr.Any{&expr.Counter{}}
 	// led matches packets that a publication has led on, or another translation of the host's.
-	led = []expr.Any{
-		&expr.Ct{Register: 1, Key: expr.CtKeySTATUS},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Xor: make([]byte, 4),
-			Mask: binaryutil.NativeEndian.PutUint32(dstNAT)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
-	}
+	led = ctHas(expr.CtKeySTATUS, dstNAT)
 	// invalid matches packets that are of no connection for conntrack, as a stray FIN. NAT leaves
 	// them alone: they would leave with the sandbox's address.
-	invalid = []expr.Any{
-		&expr.Ct{Register: 1, Key: expr.CtKeySTATE},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Xor: make([]byte, 4),
-			Mask: binaryutil.NativeEndian.PutUint32(expr.CtStateBitINVALID)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
-	}
+	invalid = ctHas(expr.CtKeySTATE, expr.CtStateBitINVALID)
 	// known is of a connection that was let through before, and of the way back: one that began
 	// while the rules were away goes on in no direction that they forbid.
-	known = []expr.Any{
+	known = slices.Concat([]expr.Any{
 		&expr.Ct{Register: 1, Key: expr.CtKeyDIRECTION},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{reply}},
-		&expr.Ct{Register: 1, Key: expr.CtKeySTATE},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Xor: make([]byte, 4),
-			Mask: binaryutil.NativeEndian.PutUint32(
-				expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED)},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
-	}
+	}, ctHas(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED))
 )
 
-func add(conn *nftables.Conn, chain *nftables.Chain, parts ...[]expr.Any) {
+// add adds a rule to a chain.
+func (r rules) add(conn *nftables.Conn, chain *nftables.Chain, parts ...[]expr.Any) {
 	rule := &nftables.Rule{Table: chain.Table, Chain: chain}
 	for _, part := range parts {
 		rule.Exprs = append(rule.Exprs, part...)
 	}
 	conn.AddRule(rule)
+	r.written[chain.Name]++
+}
+
+// ctHas matches packets whose connection has one of the bits in that word of conntrack's.
+func ctHas(word expr.CtKey, bits uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Register: 1, Key: word},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Xor: make([]byte, 4),
+			Mask: binaryutil.NativeEndian.PutUint32(bits)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+	}
 }
 
 func is(op expr.CmpOp, key expr.MetaKey, value []byte) []expr.Any {
