@@ -51,7 +51,7 @@ type Bridge struct {
 	uplinks  []string // bridges by which the host itself goes out, as one with virtual machines
 	taken    ports
 	writes   sync.Mutex     // of rules, with the change that they follow: each writes all
-	written  map[string]int // how many rules a chain was given
+	written  map[string]int // how many rules each chain has
 	link     *netlink.Bridge
 	forwards bool            // the host does only for this bridge
 	closed   map[string]bool // chains of others that take no rule
@@ -96,7 +96,7 @@ func Open(cfg Config) (_ *Bridge, err error) {
 	if err := b.make(); err != nil {
 		return nil, fmt.Errorf("bridge %s: %w", b.Name, err)
 	}
-	b.guard, err = openGuard(rules{b}, b.Log)
+	b.guard, err = openGuard(rules{Bridge: b}, b.Log)
 	if errors.Is(err, unix.EPROTONOSUPPORT) {
 		err = errors.New("this kernel has no nftables (CONFIG_NF_TABLES); fastiov's own has none")
 	}
@@ -402,7 +402,7 @@ func Undo(dir string) error {
 		}
 	}
 	// Behind the ports: sandboxes may be there yet.
-	err = (rules{&Bridge{Config: Config{Name: m.Name, Network: m.Network}}}).remove()
+	err = (rules{Bridge: &Bridge{Config: Config{Name: m.Name, Network: m.Network}}}).remove()
 	if err != nil {
 		err = fmt.Errorf("rules of bridge %s: %w", m.Name, err)
 	}

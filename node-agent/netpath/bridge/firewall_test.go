@@ -551,5 +551,5 @@ func isWhole(b *Bridge) bool {
 	b.writes.Lock()
 	defer b.writes.Unlock()
 	conn, err := nftables.New()
-	return err == nil && (rules{b}).whole(conn)
+	return err == nil && (rules{Bridge: b}).whole(conn)
 }

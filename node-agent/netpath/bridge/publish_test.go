@@ -202,6 +202,9 @@ func TestRulesThatAreRefused(t *testing.T) {
 	if all := b.leases.published(); len(all) > 0 {
 		t.Errorf("published, and said to have failed: %v", all)
 	}
+	if !isWhole(b) {
+		t.Error("after rules that were refused those from before are taken for broken")
+	}
 	if err := b.Publish(g.lease, web); err != nil {
 		t.Errorf("the port is not free: %v", err)
 	}
@@ -209,6 +212,9 @@ func TestRulesThatAreRefused(t *testing.T) {
 		g.leave(b)
 		return nil
 	})
+	if isWhole(b) {
+		t.Error("a port that leads to nobody is taken for right")
+	}
 	if l, err := b.Lease("b"); err == nil {
 		t.Errorf("another sandbox has address %d while a port leads there", l.Number)
 	}

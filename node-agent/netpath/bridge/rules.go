@@ -17,7 +17,10 @@ import (
 
 // The rules of a bridge are a table of the family bridge, where frames come from ports, and one of
 // IPv4. Each is written as a whole, in one transaction.
-type rules struct{ *Bridge }
+type rules struct {
+	*Bridge
+	added map[string]int // how many rules of each chain the transaction has
+}
 
 const (
 	who  = "who"       // the set of who may send at which port
@@ -58,14 +61,18 @@ func (r rules) write() error {
 	}
 	numbering.Lock()
 	defer numbering.Unlock()
-	r.written = map[string]int{}
+	r.added = map[string]int{}
 	if err := r.ports(conn); err != nil {
 		return err
 	}
 	if err := r.routes(conn); err != nil {
 		return err
 	}
-	return conn.Flush()
+	if err := conn.Flush(); err != nil {
+		return err
+	}
+	r.written = r.added
+	return nil
 }
 
 // anew begins a table that replaces the one that may be there.
@@ -350,7 +357,9 @@ func replace(conn *nftables.Conn, old, now []*nftables.Rule) error {
 // whole reports whether both tables have all their rules. The caller has r.writes.
 func (r rules) whole(conn *nftables.Conn) bool {
 	want := maps.Clone(r.written)
-	if published, _ := r.published(); len(published) > 0 && !r.leads(conn, published) {
+	published, _ := r.published()
+	if len(published) == 0 && want["output"] > 0 || // who withdrew it could not write that
+		len(published) > 0 && !r.leads(conn, published) {
 		return false
 	}
 	for _, family := range []nftables.TableFamily{
@@ -500,7 +509,7 @@ func (r rules) add(conn *nftables.Conn, chain *nftables.Chain, parts ...[]expr.A
 		rule.Exprs = append(rule.Exprs, part...)
 	}
 	conn.AddRule(rule)
-	r.written[chain.Name]++
+	r.added[chain.Name]++
 }
 
 // ctHas matches packets whose connection has one of the bits in that word of conntrack's.
