@@ -79,12 +79,14 @@ func testbedIsUp() bool {
 // wordsAway returns the settings of this command, by flags, the environment or the file, as flags
 // of the command that replaces it in the testbed.
 func wordsAway(cmd *cobra.Command) (words []string, err error) {
-	ours := []string{"kernel", "guest-kernel", "config", "store", "store-password-file", "run-dir",
+	ours := []string{"kernel", "guest-kernel", "config", "store", "store-password-file",
 		"state-dir"}
+	follow := slices.Concat(awayFlags, awayVFs, []string{"--run-dir"})
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		switch {
 		case !f.Changed || slices.Contains(ours, f.Name):
-		case slices.Contains(slices.Concat(awayFlags, awayVFs), "--"+f.Name):
+		case f.Name == "run-dir" && isUsual(f.Value.String()): // as it is there
+		case slices.Contains(follow, "--"+f.Name):
 			err = fmt.Errorf("--%s follows from where the node is, and here that is a testbed;"+
 				" leave it out", f.Name)
 		case f.Name == "image-registries":

@@ -53,7 +53,7 @@ func downCmd() *cobra.Command {
 		}
 		if err != nil {
 			switch up := testbedIsUp(); {
-			case up && *runDir == usualRunDir:
+			case up && isUsual(*runDir):
 				return testbed.Down(ctx, awayName, cmd.ErrOrStderr())
 			case up: // it is not what was named
 				fmt.Fprintln(cmd.ErrOrStderr(),

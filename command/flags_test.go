@@ -97,6 +97,21 @@ func TestUpChangesNoFlag(t *testing.T) {
 	}
 }
 
+// The node of a testbed is at the usual run directory: another one, which later commands would look
+// for, is refused.
+func TestARunDirectoryIsNoneOfATestbeds(t *testing.T) {
+	for dir, refused := range map[string]bool{usualRunDir + "/": false, "/run/other": true} {
+		cmd := upCmd()
+		if err := cmd.ParseFlags([]string{"--run-dir", dir, "--memory", "1024"}); err != nil {
+			t.Fatal(err)
+		}
+		words, err := wordsAway(cmd)
+		if (err != nil) != refused || strings.Contains(strings.Join(words, " "), "run-dir") {
+			t.Errorf("with %s the testbed's node is given %q: %v", dir, words, err)
+		}
+	}
+}
+
 // A socket that may not be opened does not mean that nothing is up.
 func TestDownOfSomebodyElse(t *testing.T) {
 	if !errors.Is(notOfGroup("x"), os.ErrPermission) {

@@ -22,6 +22,9 @@ const (
 	usualStateDir = "/var/lib/fastiov"
 )
 
+// isUsual reports whether a run directory is the one of a testbed's node, too.
+func isUsual(runDir string) bool { return filepath.Clean(runDir) == usualRunDir }
+
 func runDirFlag(f *pflag.FlagSet, dir *string) {
 	f.StringVar(dir, "run-dir", usualRunDir,
 		"sockets, leases and sandboxes of an agent; on a tmpfs")
