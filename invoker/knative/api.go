@@ -345,6 +345,8 @@ func (c *call) body() ([]byte, error) {
 		return nil, apierrors.NewRequestEntityTooLargeError(err.Error())
 	case err != nil:
 		return nil, apierrors.NewBadRequest(err.Error())
+	case len(body) == 0: // whatever its form: a deletion says by its query then how it is meant
+		return nil, nil
 	}
 	switch form, _, _ := mime.ParseMediaType(c.r.Header.Get("Content-Type")); form {
 	case "application/yaml":

@@ -43,6 +43,7 @@ func TestBodiesThatAreRefused(t *testing.T) {
 		{"DELETE", here, "", `{"orphanDependents":true,"propagationPolicy":"Orphan"}`, 422,
 			"Invalid"},
 		{"DELETE", here, "", "[]", 400, "BadRequest"},
+		{"DELETE", here + "?dryRun=All", yaml, "", 200, "Success"}, // which deletes nothing
 	} {
 		what := c.method + " " + c.path + " " + c.form + " " + c.body
 		code, said := h.ask(c.method, c.path, c.form, c.body)
