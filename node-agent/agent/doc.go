@@ -3,10 +3,8 @@
 //
 // A sandbox is known here from the moment a start is accepted until nothing of it is left:
 //
-//	starting → ready ⇄ running → ending → (gone)
-//	    └────────────────────────→ (gone)
+//	starting → ready ⇄ paused → ending → (gone)          adopting → ready, or ending
 //
 // Whatever ends a sandbox, a Stop, a failed start, a VMM that dies or a VF error, the same release
-// follows: the VMM is gone by its cgroup, the run directory is removed, memory and VF are given
-// back.
+// follows: its cgroup kills the VMM, the run directory is removed, memory and NIC are given back.
 package agent

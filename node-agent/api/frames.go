@@ -29,11 +29,10 @@ import (
 // A sender leaves a frame to be written, and waits only if the peer takes nothing. The first frame
 // starts a goroutine, which writes until none is left: frames that come meanwhile go by one write.
 //
-// A node has a budget for all of its connections. A large frame waits for room there before it is
-// read, and nothing else of its connection is read meanwhile. If no room comes, the frame is
-// skipped and its run refused. The room is given back when the answer has been written. A peer that
-// stalls within a frame, or takes nothing of what is written, is hung up on, and holds room no
-// longer.
+// A node has a budget of bytes for all of its connections. A large frame takes its bytes there
+// before it is read; where too few are left, it is skipped and its run refused. They are given back
+// when the answer has been written. A peer that stalls within a frame, or takes nothing of what is
+// written, is hung up on, and holds none any longer.
 
 // greeting is as long as HTTP/2's own: an earlier version's server does not wait for more.
 const greeting = "fastiov runs, version 1\n"
@@ -217,7 +216,7 @@ func (f *frames) part() (came func()) {
 	return func() { f.coming.Store(0) }
 }
 
-// large reads a frame once there is room for it, or skips it. The buffer grows by the bytes that
+// large reads a frame if the budget has its bytes, or skips it. The buffer grows by the bytes that
 // come, not by the length that was announced.
 func (f *frames) large(length int) (content []byte, held int, err error) {
 	if f.budget != nil {

@@ -531,13 +531,13 @@ type StartReply struct {
 	Nic           string                 `protobuf:"bytes,2,opt,name=nic,proto3" json:"nic,omitempty"` // address of its NIC's device on the host; empty where it has none
 	Mac           string                 `protobuf:"bytes,3,opt,name=mac,proto3" json:"mac,omitempty"`
 	Address       string                 `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"` // the function's address on the network
-	Driver        string                 `protobuf:"bytes,5,opt,name=driver,proto3" json:"driver,omitempty"`   // qemu, bare or sim; sim means simulated stage times
+	Driver        string                 `protobuf:"bytes,5,opt,name=driver,proto3" json:"driver,omitempty"`   // qemu, containerd, bare or sim; sim means simulated stage times
 	Spans         []*Span                `protobuf:"bytes,6,rep,name=spans,proto3" json:"spans,omitempty"`
 	InitStatus    int32                  `protobuf:"varint,7,opt,name=init_status,json=initStatus,proto3" json:"init_status,omitempty"` // HTTP status of /init; not 200: the function is broken, the sandbox has been stopped
 	InitReply     []byte                 `protobuf:"bytes,8,opt,name=init_reply,json=initReply,proto3" json:"init_reply,omitempty"`
 	Logs          []*LogLine             `protobuf:"bytes,9,rep,name=logs,proto3" json:"logs,omitempty"`
-	NetPath       string                 `protobuf:"bytes,10,opt,name=net_path,json=netPath,proto3" json:"net_path,omitempty"`             // how the sandbox reaches the network: vf or none
-	Fastiov       string                 `protobuf:"bytes,11,opt,name=fastiov,proto3" json:"fastiov,omitempty"`                            // the set of FastIOV's optimisations it was started with: none, all, or its axes
+	NetPath       string                 `protobuf:"bytes,10,opt,name=net_path,json=netPath,proto3" json:"net_path,omitempty"`             // how the sandbox reaches the network: vf, bridge or none
+	Fastiov       string                 `protobuf:"bytes,11,opt,name=fastiov,proto3" json:"fastiov,omitempty"`                            // the arm it was started with: none, all, or its axes
 	GuestKernel   string                 `protobuf:"bytes,13,opt,name=guest_kernel,json=guestKernel,proto3" json:"guest_kernel,omitempty"` // release of the guest's kernel; empty where there is none
 	Memory        []*Footprint           `protobuf:"bytes,12,rep,name=memory,proto3" json:"memory,omitempty"`                              // up to now; empty where the driver cannot tell
 	Pull          *Pull                  `protobuf:"bytes,14,opt,name=pull,proto3" json:"pull,omitempty"`                                  // absent: its image was here
