@@ -3,9 +3,12 @@ package rules
 import (
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/fastiov/fastiov/node-agent/api/timeline"
 )
 
 // TestDocumentsAreNarrow: a document has one sentence on a line, and a sentence that is too long
@@ -30,6 +33,19 @@ func TestDocumentsAreNarrow(t *testing.T) {
 				path, number, columns, most)
 		}
 	})
+}
+
+// TestEveryStageIsExplained: docs/observability.md has a table of them, in their order.
+func TestEveryStageIsExplained(t *testing.T) {
+	rows := regexp.MustCompile("(?m)^\\| `([a-z0-9-]+)` \\| [^|]+ \\|$").
+		FindAllStringSubmatch(read(t, "docs/observability.md"), -1)
+	var explained []timeline.Stage
+	for _, row := range rows {
+		explained = append(explained, timeline.Stage(row[1]))
+	}
+	if !slices.Equal(explained, timeline.Order) {
+		t.Errorf("docs/observability.md explains %v; the stages are %v", explained, timeline.Order)
+	}
 }
 
 // TestEveryAlertHasARemedy: whoever is woken by an alert finds it in docs/troubleshooting.md.

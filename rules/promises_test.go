@@ -37,3 +37,22 @@ func TestPromisesCiteCurrentFigures(t *testing.T) {
 		}
 	}
 }
+
+// A row of SPECIFICATION.md begins its last cell with one of the states that the page explains.
+func TestPromisesSayTheirState(t *testing.T) {
+	page := read(t, "SPECIFICATION.md")
+	var states []string
+	for _, explained := range regexp.MustCompile(`(?m)^- \*\*([a-z ]+)\*\*: `).
+		FindAllStringSubmatch(page, -1) {
+		states = append(states, explained[1])
+	}
+	said := regexp.MustCompile(`^(state|` + strings.Join(states, "|") + `)\b`)
+	for i, line := range strings.Split(page, "\n") {
+		cells := strings.Split(strings.TrimSuffix(line, " |"), " | ")
+		state := cells[len(cells)-1]
+		if strings.HasPrefix(line, "| ") && !said.MatchString(state) {
+			t.Errorf("SPECIFICATION.md:%d: the state is %.40q; it begins with one of %q", i+1,
+				state, states)
+		}
+	}
+}

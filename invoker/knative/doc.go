@@ -25,8 +25,9 @@
 //	mirror.go     sandboxes as Pods, routes as Services, Events;  pods.go: their logs and columns
 //	telling.go    Events, as often as they are said
 //	demand.go     a revision as the pool and the node see it;  given.go: what its program is given
-//	notgiven.go   what it cannot be given;  tokens.go: who it is;  renew.go: for how long
+//	notgiven.go   what it cannot be given
+//	tokens.go     tokens of service accounts;  renew.go: new ones while the program runs
 //	probe.go      whether a sandbox lives and is ready
 //	scale.go      how many sandboxes there are, by what load.go counts
-//	road.go       the way of a request;  told.go: what is told of it
+//	road.go       the way of a request;  told.go: how it ended, counted and kept
 package knative
