@@ -95,6 +95,9 @@ func (w *world) checkSums() {
 			w.fail("group %s keeps %d of %d, and its namespace %d of %d",
 				g.name, g.least, g.wants, g.space.least, g.space.most)
 		}
+		if g.claim != nil && g.class == nil {
+			w.fail("group %s holds a claim, and does not stand in line", g.name)
+		}
 		if w.s.named[g.name][g.key] != g {
 			w.fail("the group %v is not found by its name", g.key)
 		}

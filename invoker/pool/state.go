@@ -430,7 +430,7 @@ func (s *state) fileGroup(g *group, now time.Time) {
 	}
 	s.fileLine(g, stands)
 	s.fileLack(g, g.live < g.least && !g.full() && !g.rests(now))
-	if (!waits || g.full()) && g.claim != nil {
+	if keeps := stands || servable && !g.full(); !keeps && g.claim != nil {
 		s.dropClaim(g.claim, now)
 	}
 	if g.jobs == 0 && g.members.n == 0 && !waits && g.wants == 0 {

@@ -306,7 +306,7 @@ func (w *world) happen() {
 	case 16:
 		job := w.someJob()
 		delete(w.retired, keyOf(&job))
-		w.s.keep(&job, w.choose(3), w.choose(9), w.now)
+		w.s.keep(&job, w.choose(5), w.choose(9), w.now)
 	case 17:
 		if b, ok := pick(w, w.boxes, func(b *box) bool { return b.idles() }); ok {
 			w.s.ended(b.node, b.id, errors.New("it ended with 1"), w.now)
