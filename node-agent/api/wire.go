@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
@@ -36,6 +37,13 @@ const streamWindow = MostData
 // is there, and hung up on.
 const silence = 10 * time.Second
 
+// again sets when a node that is away is looked for again: a node that is back is used soon after.
+var again = grpc.ConnectParams{
+	Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+		MaxDelay: 2 * time.Second},
+	MinConnectTimeout: silence,
+}
+
 // grace is the time that a node may take to report a run that used up its time.
 const grace = 10 * time.Second
 
@@ -55,7 +63,7 @@ func Dial(address string, keys Keys) (node NodeClient, hangUp func(), err error)
 		}
 	}
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(secure),
-		grpc.WithUnaryInterceptor(boundRun),
+		grpc.WithUnaryInterceptor(boundRun), grpc.WithConnectParams(again),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: silence, Timeout: silence}),
 		grpc.WithInitialWindowSize(streamWindow), grpc.WithInitialConnWindowSize(window),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage),
