@@ -31,9 +31,11 @@ func (s *state) apply(do *step, now time.Time) {
 	case Refuse:
 		s.leave(do.waiter, now)
 	case Claim:
-		do.node.claim, do.group.claim = &claim{do.group, do.boxes}, do.node
+		c := &claim{group: do.group, boxes: do.boxes}
+		do.node.claim, do.group.claim = c, do.node
 		for _, b := range do.boxes {
 			b.claimed = true
+			c.coming = c.coming.more(b.memory)
 			s.file(b, now)
 		}
 		s.fileGroup(do.group, now)
@@ -118,6 +120,9 @@ func (s *state) drop(b *box, now time.Time) {
 	b.move(gone, now)
 	delete(b.node.boxes, b.id)
 	b.node.free = b.node.free.more(b.memory)
+	if b.claimed {
+		b.node.claim.coming = b.node.claim.coming.less(b.memory)
+	}
 	b.mine.leave()
 	if b.group == nil {
 		b.stem.on[b.node]--

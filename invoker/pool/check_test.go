@@ -185,13 +185,35 @@ func (w *world) checkWaiting() {
 	w.checkClaims()
 }
 
+// checkClaim checks that something ends for a claim, that nobody uses that, and that it is enough.
+func (w *world) checkClaim(n *node) {
+	c := n.claim
+	if c == nil {
+		return
+	}
+	var coming room
+	for _, b := range c.boxes {
+		if b.phase == gone {
+			continue
+		}
+		if coming = coming.more(b.memory); b.idles() || b.open.in != nil {
+			w.fail("%s idles or takes jobs, and %s counts on its room", b.id, c.group.name)
+		}
+	}
+	if coming != c.coming || coming.sandboxes == 0 {
+		w.fail("%s: %+v ends for %s, counted %+v", n.name, c.coming, c.group.name, coming)
+	}
+	all := room{n.free.sandboxes + coming.sandboxes, n.free.memory + coming.memory}
+	if !w.shrunk[n] && !all.fits(c.group.memory+n.overhead) {
+		w.fail("%s has %+v for %s when all that ends for it has ended", n.name, all, c.group.name)
+	}
+}
+
 // checkClaims: the one who has waited longest of those with nothing has a claim, if a node could
 // hold him.
 func (w *world) checkClaims() {
 	for _, n := range w.s.nodes {
-		if n.claim != nil && !anyEnds(n.claim.boxes) {
-			w.fail("%s keeps room for %s that nothing will add to", n.name, n.claim.group.name)
-		}
+		w.checkClaim(n)
 	}
 	l := w.s.starving.first
 	if l == nil || !l.of.waiting.first.of.aged {

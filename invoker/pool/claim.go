@@ -7,9 +7,9 @@ package pool
 //	has no sandbox that could come to serve it, or its namespace would still hold no more than the
 //	one from which the room is taken. A node has one claim at a time. As many of its busy
 //	sandboxes as are needed, of the namespaces that hold most, take no more jobs and end with
-//	those they have; nobody else gets what they leave, nor what is free. Of a namespace's
-//	sandboxes the longest busy goes first, and those with endless leases go last: such a lease is
-//	told to end.
+//	those they have. As many of the idle ones as are needed besides end at once. Nobody else gets
+//	what they leave, nor what is needed of what is free. Of a namespace's sandboxes the longest
+//	busy goes first, and those with endless leases go last: such a lease is told to end.
 //
 // So of the jobs whose group has nothing, the one that has waited longest waits for patience, for
 // the claims before its own, and for the longest run of a sandbox that ends for it. All others go
@@ -28,19 +28,10 @@ func (s *state) fulfil(n *node, c *claim) (step, bool) {
 	switch {
 	case n.up && n.idle.and(n.free).fits(need):
 		return s.start(c.group, n), true
-	case !n.up || !anyEnds(c.boxes):
+	case !n.up || c.coming.sandboxes == 0:
 		return step{kind: Unclaim, node: n}, true
 	}
 	return step{}, false
-}
-
-func anyEnds(boxes []*box) bool {
-	for _, b := range boxes {
-		if b.phase != gone {
-			return true
-		}
-	}
-	return false
 }
 
 // newClaim returns a claim for the group that has starved longest, of those for which a node can
@@ -63,21 +54,44 @@ func (s *state) newClaim(waits *line) (step, bool) {
 
 // claimFor finds the node that has to end the least for a sandbox of the group.
 func (s *state) claimFor(g *group, fair bool) (step, bool) {
-	var best step
+	best := step{kind: Claim, group: g}
 	for _, n := range s.nodes {
 		if !n.up || n.claim != nil || !n.capacity.fits(g.memory+n.overhead) {
 			continue
 		}
 		boxes := n.toEnd(g, fair)
 		if boxes != nil && (best.node == nil || len(boxes) < len(best.boxes)) {
-			best = step{kind: Claim, group: g, node: n, boxes: boxes}
+			best.node, best.boxes = n, boxes
 		}
 	}
-	return best, best.node != nil
+	if best.node == nil {
+		return step{}, false
+	}
+	best.boxes = best.node.withIdle(best.boxes, g.memory+best.node.overhead)
+	return best, true
 }
 
-// toEnd returns the busy sandboxes that must end for one of the group; nil if ending them is not
-// enough.
+// withIdle adds to those that end as many of the idle ones as are needed besides, in the order in
+// which they would be evicted.
+func (n *node) withIdle(end []*box, need int) []*box {
+	have := n.free
+	for _, b := range end {
+		have = have.more(b.memory)
+	}
+	for _, c := range []*chain[*box]{&n.idle.stems, &n.idle.kept, &n.idle.others} {
+		c.all(func(b *box) bool {
+			if have.fits(need) {
+				return false
+			}
+			end, have = append(end, b), have.more(b.memory)
+			return true
+		})
+	}
+	return end
+}
+
+// toEnd returns the busy sandboxes that must end for one of the group, beside all that idle; nil if
+// ending them is not enough.
 func (n *node) toEnd(g *group, fair bool) (boxes []*box) {
 	need := g.memory + n.overhead
 	have := n.avail()

@@ -1,6 +1,9 @@
 package pool
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // A group whose last start has failed gives its claim up: it starts nothing for a while, and what
 // was to end for it goes on.
@@ -25,4 +28,42 @@ func TestAGroupThatRestsClaimsNothing(t *testing.T) {
 			t.Errorf("%s is to end for nobody", b.id)
 		}
 	}
+}
+
+// What idles and is counted on for a claim ends at once: else a job would use it again, and who
+// claims would wait for that as well.
+func TestNobodyUsesWhatAClaimCountsOn(t *testing.T) {
+	cell := StemCell{Image: "python", MemoryMiB: 100, Count: 1}
+	s := newScene(t, Config{StemCells: []StemCell{cell}, KeepAlive: time.Hour}, sized(4, 500))
+	s.started(s.boxes[0], true)
+	busy := s.begun(of("busy", 100))
+	s.idling(of("warm", 100))
+	s.call(with(of("large", 450), func(d *Demand) { d.Namespace = "y" }))
+	s.pass(testPatience)
+	s.want("claim large", "expire b1", "expire b3")
+	s.call(of("warm", 100))
+	s.call(with(of("python", 100), func(d *Demand) { d.Image, d.Stem = "python", true }))
+	s.want()
+	s.finish(busy, true)
+	s.want("expire b2", "cold large on n0")
+}
+
+// What a claim does not need stays, and is used; a start beside the claim ends that before it
+// takes what the claim counts on.
+func TestAClaimEndsNoMoreThanItNeeds(t *testing.T) {
+	s := newScene(t, Config{KeepAlive: time.Hour}, sized(unbounded, 700))
+	busy := s.begun(of("busy", 300))
+	first := s.idling(of("first", 100))
+	s.pass(time.Millisecond)
+	other := s.idling(of("other", 200)) // and 100 MiB are free
+	s.call(with(of("large", 500), func(d *Demand) { d.Namespace = "y" }))
+	s.pass(testPatience)
+	s.want("claim large", "expire "+first.id)
+	s.finish(s.begun(of("other", 200)), true)
+	s.call(of("small", 150)) // 200 MiB are free, and the claim counts on them
+	s.want("evict "+other.id, "cold small on n0")
+	s.call(of("warm", 100))
+	s.want()
+	s.finish(busy, true)
+	s.want("expire "+busy.box.id, "cold large on n0")
 }

@@ -39,7 +39,7 @@ type step struct {
 	group  *group
 	stem   *stem
 	alarm  *alarm
-	boxes  []*box // that end for a claim
+	boxes  []*box // that end for a claim, the busy ones and those that idle
 	why    string
 }
 
@@ -168,7 +168,11 @@ func (s *state) start(g *group, on *node) step {
 	if on == nil {
 		on = s.best(g)
 	}
-	if need := g.memory + on.overhead; !on.free.fits(need) {
+	room := on.spare()
+	if on == g.claim {
+		room = on.free
+	}
+	if !room.fits(g.memory + on.overhead) {
 		b := on.idle.first()
 		return step{kind: Evict, box: b, why: fmt.Sprintf("its room is needed for %s", g.name)}
 	}
@@ -192,16 +196,17 @@ func (s *state) best(g *group) *node {
 }
 
 func (n *node) better(other *node, g *group) bool {
-	if a, b := n.free.fits(g.memory+n.overhead), other.free.fits(g.memory+other.overhead); a != b {
+	mine, its := n.spare(), other.spare()
+	if a, b := mine.fits(g.memory+n.overhead), its.fits(g.memory+other.overhead); a != b {
 		return a
 	}
 	if a, b := n.has(g.image), other.has(g.image); a != b {
 		return a
 	}
-	if a, b := n.free.sandboxes, other.free.sandboxes; a != b {
-		return a > b
+	if mine.sandboxes != its.sandboxes {
+		return mine.sandboxes > its.sandboxes
 	}
-	return n.free.memory > other.free.memory
+	return mine.memory > its.memory
 }
 
 func (n *node) has(image string) bool { return n.images == nil || n.images[image] }
@@ -263,7 +268,7 @@ func (s *state) roomAhead(g *group) *node {
 	if s.closed || g.again == nil || g.live > 0 || g.full() || len(s.classes) > 0 {
 		return nil
 	}
-	if n := s.best(g); n != nil && n.free.fits(g.memory+n.overhead) {
+	if n := s.best(g); n != nil && n.spare().fits(g.memory+n.overhead) {
 		return n
 	}
 	return nil

@@ -9,12 +9,14 @@ import (
 )
 
 // A load is a function that is called whenever fewer than waiting of its jobs wait: there is always
-// more of it than can be run.
+// more of it than can be run, or, where it has a pause, again and again so many at once, and its
+// sandboxes idle between.
 type load struct {
 	job     Demand
 	runs    time.Duration
 	waiting int
 	since   time.Time
+	pause   time.Duration
 }
 
 // An overload is a world with loads, in ticks: what starts has started a tick later, what runs ends
@@ -65,7 +67,8 @@ func (o *overload) tick() {
 }
 
 func (o *overload) call() {
-	for _, l := range o.loads {
+	for i := range o.loads {
+		l := &o.loads[i]
 		waits := 0
 		for _, t := range o.jobs {
 			if t.waits() && t.job.Group == l.job.Group {
@@ -74,6 +77,9 @@ func (o *overload) call() {
 		}
 		for ; waits < l.waiting && !o.now.Before(l.since); waits++ {
 			o.arrive(l.job, time.Hour)
+		}
+		if l.pause > 0 && !o.now.Before(l.since) {
+			l.since = o.now.Add(l.pause)
 		}
 	}
 }
@@ -108,6 +114,7 @@ func TestNobodyStarves(t *testing.T) {
 		for i := range rapid.IntRange(1, 6).Draw(t, "loads") {
 			l := load{waiting: pick("waiting", 1, 2)}
 			l.runs = time.Duration(pick("runs", 100, 700, 2000)) * time.Millisecond
+			l.pause = time.Duration(pick("pause", 0, 0, 150, 2500)) * time.Millisecond
 			l.job = Demand{
 				Namespace: fmt.Sprint(pick("namespace", 1, 2, 3)), Group: fmt.Sprint("g", i),
 				MemoryMiB: pick("memory", 50, 128, 300), Concurrency: pick("concurrency", 1, 3),

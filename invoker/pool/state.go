@@ -80,12 +80,18 @@ type node struct {
 
 // avail returns what a job could get at once: what is free, and what idles, without what is
 // claimed.
-func (n *node) avail() room {
-	r := n.idle.and(n.free)
-	if n.claim != nil {
-		r = r.less(n.claim.group.memory + n.overhead)
+func (n *node) avail() room { return n.idle.and(n.spare()) }
+
+// spare returns what is free, without that part of it which a claim counts on.
+func (n *node) spare() room {
+	c := n.claim
+	if c == nil {
+		return n.free
 	}
-	return r
+	return room{
+		sandboxes: n.free.sandboxes - max(1-c.coming.sandboxes, 0),
+		memory:    n.free.memory - max(c.group.memory+n.overhead-c.coming.memory, 0),
+	}
 }
 
 // Idlers are a node's idle sandboxes, as they are evicted: stem cells, then what is only kept, then
@@ -124,11 +130,12 @@ func (i *idlers) and(free room) room {
 	return room{free.sandboxes + i.stems.n + i.kept.n + i.others.n, free.memory + i.memory}
 }
 
-// A claim is room on a node that is kept for a group whose job has waited too long, and the busy
+// A claim is room on a node that is kept for a group whose job has waited too long, and the
 // sandboxes that end to make it.
 type claim struct {
-	group *group
-	boxes []*box
+	group  *group
+	boxes  []*box
+	coming room // what those leave that have not ended yet
 }
 
 type phase string

@@ -25,7 +25,8 @@ type world struct {
 	boxes  []*box
 	serial int
 
-	retired map[key]bool // groups that nobody has asked for since
+	retired map[key]bool   // groups that nobody has asked for since
+	shrunk  map[*node]bool // they have had more while their claim was made
 }
 
 // A task is a job and how far it has got.
@@ -53,7 +54,7 @@ func newWorld(cfg Config, fail func(string, ...any), choose func(n int) int, vie
 	}
 	cfg.defaults()
 	w := &world{fail: fail, choose: choose, s: newState(cfg, t0), now: t0,
-		retired: map[key]bool{}}
+		retired: map[key]bool{}, shrunk: map[*node]bool{}}
 	w.s.newID = func() string { w.serial++; return fmt.Sprint("b", w.serial) }
 	for i, v := range views {
 		w.s.looked(w.s.nodes[i], v, t0)
@@ -139,6 +140,8 @@ func (w *world) carryOut(do step) {
 	}
 	w.s.apply(&do, w.now)
 	switch do.kind {
+	case Claim:
+		delete(w.shrunk, do.node)
 	case Cold, Stem, Revive, Keep:
 		w.boxes = append(w.boxes, do.box)
 	}
@@ -293,6 +296,7 @@ func (w *world) happen() {
 		sandboxes := []int{0, 2, 4, unbounded}[w.choose(4)]
 		memory := []int{300, 700, 1500, unbounded}[w.choose(4)]
 		w.s.looked(n, sized(sandboxes, memory), w.now)
+		w.shrunk[n] = true
 	case 13:
 		v := sized(n.capacity.sandboxes, n.capacity.memory)
 		v.draining = w.choose(2) == 0
