@@ -133,10 +133,10 @@ func (a *API) bounds(user *access.Identity) entity.Bounds {
 
 // mayNeedKey reports whether an action, or one that it stands for, is given its caller's key.
 func (a *API) mayNeedKey(user *access.Identity, on *resolved) bool {
-	if on.Annotations.True("provide-api-key") || on.composed && on.Exec.Kind != entity.Sequence {
-		return true // The actions that a conductor calls are not known beforehand.
+	needs := on.Annotations.True("provide-api-key")
+	if on.Exec.Kind != entity.Sequence {
+		return needs || on.composed // The actions that a conductor calls are not known beforehand.
 	}
-	needs := false
 	_, _ = a.flatten(user, on.Exec.Components, 0, func(r *resolved) error {
 		needs = needs || r.Exec.Kind != entity.Sequence && a.mayNeedKey(user, r)
 		return nil

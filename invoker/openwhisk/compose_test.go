@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/fastiov/fastiov/invoker/openwhisk/entity"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
@@ -122,4 +123,32 @@ func TestStepsAreGivenTheCallersKey(t *testing.T) {
 			t.Errorf("%s may need a key: %v", name, !want)
 		}
 	}
+}
+
+// Only a sequence has components. Those that another action names are not kept, and those that a
+// store has from before are not looked at: they could name the action itself.
+func TestOnlyASequenceHasComponents(t *testing.T) {
+	c := newClient(t)
+	put := c.want(200, c.do("PUT", "actions/x",
+		`{"exec":{"kind":"blackbox","image":"a","components":["x"]}}`))
+	if got := put["exec"].(map[string]any)["components"]; got != nil {
+		t.Errorf("a blackbox has the components %v", got)
+	}
+	owner, err := c.api.directory.Owner("guest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	on, err := c.api.component(owner, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := *on
+	kept.Action = &entity.Action{Common: on.Common, Exec: on.Exec, Limits: on.Limits}
+	kept.Exec.Components = []string{"/guest/x", "/guest/with"}
+	c.want(200, c.do("PUT", "actions/with", strings.Replace(hello, "{",
+		`{"annotations":[{"key":"provide-api-key","value":true}],`, 1)))
+	if c.api.mayNeedKey(owner, &kept) {
+		t.Error("the components of a blackbox are looked at")
+	}
+	c.want(202, c.do("POST", "actions/x", "{}"))
 }

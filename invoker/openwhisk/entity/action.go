@@ -127,6 +127,7 @@ func (e *Exec) check(own string, hasCode bool, runtimes *Runtimes) error {
 	case Sequence:
 		return e.checkComponents(own)
 	case Blackbox:
+		e.Components = nil
 		if !imageName.MatchString(e.Image) {
 			return bad("exec.image is %.300q; kind blackbox needs the reference of an image",
 				e.Image)
