@@ -53,6 +53,7 @@ func (s *state) apply(do *step, now time.Time) {
 		do.box = s.newBox(s.newID(), do.node, do.group, nil, now)
 		do.box.kept = true
 		s.hadTurn(do.group, now)
+		s.passLack(do.group)
 	case Note:
 		s.pastDue(do.alarm, now)
 	}

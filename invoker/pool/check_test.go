@@ -1,5 +1,7 @@
 package pool
 
+import "math"
+
 // check compares the state with what can be counted from nothing but the jobs and the sandboxes.
 func (w *world) check() {
 	w.checkSums()
@@ -132,14 +134,20 @@ func (w *world) checkSums() {
 	}
 }
 
-// checkKept checks that a group lacks what it keeps only where there is no free room, or where its
-// last start has failed.
+// checkKept checks that a group lacks what it keeps only where there is no free room, or where a
+// job waits that could have it some time, or where its last start has failed.
 func (w *world) checkKept(g *group) {
-	if g.live >= g.least || g.full() || w.s.closed || len(w.s.classes) > 0 ||
-		g.rests(w.now) {
+	if g.live >= g.least || g.full() || w.s.closed || g.rests(w.now) {
 		return
 	}
+	least := math.MaxInt
+	for _, c := range w.s.classes {
+		least = min(least, c.memory)
+	}
 	for _, n := range w.s.nodes {
+		if least <= n.capacity.memory-n.overhead {
+			continue
+		}
 		if n.up && n.claim == nil && n.free.fits(g.memory+n.overhead) {
 			w.fail("group %s has %d of the %d that it keeps, and %s has room",
 				g.name, g.live, g.least, n.name)

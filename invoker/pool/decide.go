@@ -75,7 +75,9 @@ func decide(s *state, now time.Time) (step, bool) {
 		}
 	}
 	if len(s.classes) > 0 {
-		return s.makePlace(now)
+		if do, ok := s.makePlace(now); ok {
+			return do, true
+		}
 	}
 	if do, ok := s.replenish(); ok {
 		return do, true

@@ -99,11 +99,10 @@ func (s *state) fileLack(g *group, lacks bool) {
 	if lacks == (g.lacks.in != nil) {
 		return
 	}
-	at, known := slices.BinarySearchFunc(s.lacking, g.memory, func(z *size, memory int) int {
-		return cmp.Compare(z.memory, memory)
-	})
+	at, known := s.sizeOf(g)
 	if !known {
-		s.lacking = slices.Insert(s.lacking, at, &size{memory: g.memory})
+		z := &size{memory: g.memory, turn: s.counts[Keep]}
+		s.lacking = slices.Insert(s.lacking, at, z)
 	}
 	if z := s.lacking[at]; lacks {
 		g.lacks.join(&z.groups)
@@ -112,19 +111,65 @@ func (s *state) fileLack(g *group, lacks bool) {
 	}
 }
 
-// replenish starts a sandbox of a group that has less than it keeps, in free room: where there is
-// none for the smallest, there is none for the others.
+func (s *state) sizeOf(g *group) (at int, known bool) {
+	return slices.BinarySearchFunc(s.lacking, g.memory, func(z *size, memory int) int {
+		return cmp.Compare(z.memory, memory)
+	})
+}
+
+// passLack lets other sizes, and other groups of this one, go first, after a start of the group
+// that nobody waits for.
+func (s *state) passLack(g *group) {
+	at, known := s.sizeOf(g)
+	if !known {
+		return
+	}
+	z := s.lacking[at]
+	z.turn = s.counts[Keep]
+	if g.lacks.in != nil {
+		g.lacks.leave()
+		g.lacks.join(&z.groups)
+	}
+}
+
+// unwanted returns what is free on a node for starts that no job waits for: nothing where a job
+// that waits could have a place some time.
+func (s *state) unwanted(n *node) room {
+	waits := len(s.classes) > 0 && n.capacity.fits(s.classes[0].memory+n.overhead)
+	if !n.up || n.claim != nil || waits {
+		return room{}
+	}
+	return n.free
+}
+
+// replenish starts a sandbox of a group that has less than it keeps, in free room: of the sizes for
+// which there is some, the one whose last start was the longest ago has its turn.
 func (s *state) replenish() (step, bool) {
 	if len(s.lacking) == 0 {
 		return step{}, false
 	}
-	g := s.lacking[0].groups.first.of
+	most := 0
+	for _, n := range s.nodes {
+		if r := s.unwanted(n); r.sandboxes >= 1 {
+			most = max(most, r.memory-n.overhead)
+		}
+	}
+	var turn *size
+	for _, z := range s.lacking {
+		if z.memory <= most && (turn == nil || z.turn < turn.turn) {
+			turn = z
+		}
+	}
+	if turn == nil {
+		return step{}, false
+	}
+	g := turn.groups.first.of
 	var best *node
 	for _, n := range s.nodes {
-		able := n.up && n.claim == nil && n.free.fits(g.memory+n.overhead)
+		able := s.unwanted(n).fits(g.memory + n.overhead)
 		if able && (best == nil || n.better(best, g)) {
 			best = n
 		}
 	}
-	return step{kind: Keep, group: g, node: best}, best != nil
+	return step{kind: Keep, group: g, node: best}, true
 }

@@ -66,8 +66,8 @@ func TestWhatEndsFirst(t *testing.T) {
 	s.want("evict b2", "cold third on n0")
 }
 
-// A decision looks at no group that lacks sandboxes but one, however many do: because there is no
-// room for them, or because their last start has failed.
+// A decision looks at no group that lacks sandboxes but one of each size, however many do: because
+// there is no room for them, or because their last start has failed.
 func TestALackCostsNoDecision(t *testing.T) {
 	s := newScene(t, Config{KeepAlive: time.Hour}, sized(1000, 1050))
 	for n := range 1000 {
@@ -80,8 +80,8 @@ func TestALackCostsNoDecision(t *testing.T) {
 	for _, b := range s.boxes {
 		s.started(b, false)
 	}
-	s.settle() // ten others have got their room
-	if len(s.s.lacking) != 2 || s.s.lacking[0].groups.n != 980 {
+	s.settle() // ten others have got the room of six and the large one
+	if len(s.s.lacking) != 1 || s.s.lacking[0].groups.n != 984 {
 		t.Errorf("%d sizes lack, %d groups of the smallest", len(s.s.lacking),
 			s.s.lacking[0].groups.n)
 	}
@@ -90,7 +90,7 @@ func TestALackCostsNoDecision(t *testing.T) {
 	s.want("cold a on n0")
 	s.pass(2 * time.Second)
 	s.settle()
-	if s.s.lacking[0].groups.n != 990 {
+	if len(s.s.lacking) != 2 || s.s.lacking[0].groups.n != 990 {
 		t.Errorf("%d lack after those that failed are tried again", s.s.lacking[0].groups.n)
 	}
 }
@@ -510,4 +510,39 @@ func TestARestCountsFromTheStartsBeginning(t *testing.T) {
 			t.Errorf("%d failures in a row, want %d", tries.fails, n)
 		}
 	}
+}
+
+// Of groups that lack sandboxes each starts one in its turn, whatever their size.
+func TestTheOneThatLacksMostDoesNotGetEverything(t *testing.T) {
+	s := newScene(t, Config{}, sized(6, unbounded))
+	many, one := of("many", 100), with(of("one", 100), func(d *Demand) { d.Namespace = "y" })
+	larger := with(of("larger", 200), func(d *Demand) { d.Namespace = "z" })
+	full := s.call(of("full", 100))
+	s.settle()
+	s.s.looked(s.s.nodes[0], sized(1, unbounded), s.now)
+	s.s.keep(&many, 1000, 1000, s.now)
+	s.s.keep(&one, 1, 9, s.now)
+	s.s.keep(&larger, 2, 9, s.now)
+	s.want()
+	s.s.looked(s.s.nodes[0], sized(6, unbounded), s.now)
+	s.want("keep many", "keep larger", "keep one", "keep larger", "keep many")
+	s.started(full.box, true)
+	s.finish(full, false)
+	s.want("expire b1", "keep many")
+}
+
+// A job that only a node out of reach could hold stops nothing that is kept elsewhere; where a job
+// could have the room, nothing else takes it.
+func TestAJobThatNoNodeHoldsStopsNoKeptStart(t *testing.T) {
+	cell := StemCell{Image: "python", MemoryMiB: 50, Count: 1}
+	s := newScene(t, Config{}, sized(unbounded, 500), sized(unbounded, 2000))
+	s.s.stems = append(s.s.stems, newStem(cell))
+	s.s.unreached(s.s.nodes[1], "n1 is off", s.now)
+	s.call(of("huge", 1000))
+	kept := with(of("kept", 100), func(d *Demand) { d.Namespace = "y" })
+	s.s.keep(&kept, 1, 9, s.now)
+	s.want("keep kept", "stem")
+	s.call(of("large", 400))
+	s.s.keep(&kept, 2, 9, s.now)
+	s.want()
 }

@@ -273,6 +273,7 @@ type class struct {
 type size struct {
 	memory int
 	groups chain[*group]
+	turn   uint64 // so many had been started to be kept when it had its last, or began to lack
 }
 
 // A line is a namespace's groups in a class. They take turns.

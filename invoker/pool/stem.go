@@ -121,8 +121,8 @@ func (s *state) backfill(now time.Time) (step, bool) {
 			continue
 		}
 		for _, n := range s.nodes {
-			missing := n.up && n.claim == nil && st.on[n] < st.target
-			if missing && n.free.fits(st.MemoryMiB+n.overhead) {
+			missing := st.on[n] < st.target
+			if missing && s.unwanted(n).fits(st.MemoryMiB+n.overhead) {
 				return step{kind: Stem, stem: st, node: n}, true
 			}
 		}
