@@ -18,7 +18,8 @@ package pool
 // mostLookedAt bounds how many of a node's busy sandboxes, of either sort, a claim looks at.
 const mostLookedAt = 64
 
-// mostStarving bounds for how many of the groups that have starved longest a claim is looked for.
+// mostStarving bounds for how many of the groups that have starved longest a claim is looked for,
+// of those that some node without a claim could hold.
 const mostStarving = 8
 
 // fulfil returns the start of the job that a claim has made room for, or the end of a claim for
@@ -37,14 +38,26 @@ func (s *state) fulfil(n *node, c *claim) (step, bool) {
 // newClaim returns a claim for the group that has starved longest, of those for which a node can
 // make room, or for the first of waits, whose namespace holds less than others.
 func (s *state) newClaim(waits *line) (step, bool) {
-	l := s.starving.first
-	for range min(mostStarving, s.starving.n) {
+	most := 0
+	for _, n := range s.nodes {
+		if n.up && n.claim == nil && n.capacity.sandboxes >= 1 {
+			most = max(most, n.capacity.memory-n.overhead)
+		}
+	}
+	if s.classes[0].memory > most {
+		return step{}, false // whoever waits is larger
+	}
+	left := mostStarving
+	for l := s.starving.first; l != nil && left > 0; l = l.next {
+		if l.of.memory > most {
+			continue
+		}
+		left--
 		if l.of.waiting.first.of.aged {
 			if do, ok := s.claimFor(l.of, false); ok {
 				return do, true
 			}
 		}
-		l = l.next
 	}
 	if waits != nil {
 		return s.claimFor(waits.groups.first.of, true)

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"fmt"
 	"testing"
 	"time"
 )
@@ -66,4 +67,20 @@ func TestAClaimEndsNoMoreThanItNeeds(t *testing.T) {
 	s.want()
 	s.finish(busy, true)
 	s.want("expire "+busy.box.id, "cold large on n0")
+}
+
+// Groups that no node in reach can hold do not keep others from a claim, however many they are and
+// however long they have waited.
+func TestWhatNoNodeHoldsKeepsNobodyFromAClaim(t *testing.T) {
+	s := newScene(t, Config{}, sized(unbounded, 500), sized(unbounded, 2000))
+	s.s.unreached(s.s.nodes[1], "n1 is off", s.now)
+	busy := s.begun(of("busy", 300))
+	for n := range testQueue - 1 {
+		s.call(of(fmt.Sprint("huge", n), 1000))
+	}
+	s.call(of("large", 400))
+	s.pass(testPatience)
+	s.want("claim large")
+	s.finish(busy, true)
+	s.want("expire b1", "cold large on n0")
 }
