@@ -495,3 +495,20 @@ func TestRetiringLooksAtNoOthers(t *testing.T) {
 	}
 	s.check()
 }
+
+// A node that is out of reach is shown so, with why, though it was draining when it was last seen.
+func TestANodeThatDrainsAndDiesIsAway(t *testing.T) {
+	s := newScene(t, Config{})
+	v := sized(5, 1000)
+	v.draining = true
+	for _, want := range []string{"draining", "n0 is off", "draining"} {
+		if want == "n0 is off" {
+			s.s.unreached(s.s.nodes[0], want, s.now)
+		} else {
+			s.s.looked(s.s.nodes[0], v, s.now)
+		}
+		if got := s.s.snapshot(s.now).Nodes[0].State; got != want {
+			t.Errorf("it is %q, want %q", got, want)
+		}
+	}
+}

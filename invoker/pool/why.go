@@ -107,7 +107,7 @@ type Snapshot struct {
 // A NodeState is one node as the pool sees it.
 type NodeState struct {
 	Name     string
-	State    string // up, draining, or why it is out of reach
+	State    string // up, draining, or why it is out of reach; empty until it is first seen
 	Boxes    int
 	FreeMiB  int
 	FreeMore int // sandboxes that it could hold besides, as far as VFs go
@@ -135,10 +135,12 @@ func (s *state) snapshot(now time.Time) Snapshot {
 	for _, n := range s.nodes {
 		state := "up"
 		switch {
+		case n.down != "":
+			state = n.down // whether it drained when it was last seen or not
 		case n.draining:
 			state = "draining"
 		case !n.up:
-			state = n.down
+			state = "" // it has not been seen yet
 		}
 		shot.Nodes = append(shot.Nodes, NodeState{
 			n.name, state, len(n.boxes), n.free.memory, n.free.sandboxes,
