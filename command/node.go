@@ -305,7 +305,7 @@ func (n *node) serveFar(f apiFlags) error {
 	if f.listen == "" {
 		return nil
 	}
-	server, err := api.NewTLSServer(n.agent.Measured(), f.keys)
+	server, err := api.NewTLSServer(n.agent.Measured(), f.keys, n.log)
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,9 @@ func (r *runner) Run(ctx context.Context, in *RunRequest) (*RunReply, error) {
 }
 
 // quiet is a server that keeps to itself what it logs.
-func quiet(node NodeServer) *Server { return NewServer(node, slog.New(slog.DiscardHandler)) }
+func quiet(node NodeServer) *Server { return NewServer(node, silent) }
+
+var silent = slog.New(slog.DiscardHandler)
 
 // byEach runs a test by frames, and by the gRPC stream that a former version has.
 func byEach(t *testing.T, test func(t *testing.T, serverOf func(NodeServer) served)) {

@@ -17,8 +17,21 @@ import (
 
 // A Server serves the node API on a listener.
 type Server struct {
-	grpc   *grpc.Server
-	socket *socket // nil over TCP
+	grpc     *grpc.Server
+	socket   *socket // nil over TCP
+	log      *slog.Logger
+	patience time.Duration // with calls, once it is stopped
+	givenUp  context.Context
+	giveUp   context.CancelFunc
+}
+
+// undoing bounds how long a call may take to end after its caller has gone: a start kills its VMM,
+// which may take half a minute to die.
+const undoing = 40 * time.Second
+
+func serverOf(g *grpc.Server, s *socket, log *slog.Logger) *Server {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &Server{grpc: g, socket: s, log: log, patience: undoing, givenUp: ctx, giveUp: cancel}
 }
 
 // Serve serves until the listener fails or the server is stopped.
@@ -26,15 +39,37 @@ func (s *Server) Serve(l net.Listener) error {
 	if s.socket != nil {
 		l = &entrance{l, s.socket}
 	}
-	return s.grpc.Serve(l)
+	served := make(chan error, 1)
+	go func() { served <- s.grpc.Serve(l) }()
+	select {
+	case err := <-served:
+		return err
+	case <-s.givenUp.Done():
+		return grpc.ErrServerStopped
+	}
 }
 
-// Stop closes the listeners and the connections, which ends the calls under way.
+// Stop closes the listeners and the connections, which ends the calls under way. It returns when
+// they have ended, so that what they use can be closed, or when they have taken too long.
 func (s *Server) Stop() {
-	if s.socket != nil {
-		s.socket.stop()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if s.socket != nil {
+			s.socket.stop()
+		}
+		s.grpc.Stop()
+		if s.socket != nil {
+			s.socket.serving.Wait()
+		}
+	}()
+	select {
+	case <-ended:
+	case <-time.After(s.patience):
+		s.log.Error("calls of the node API do not end; it ends without them",
+			"waited", s.patience)
+		s.giveUp()
 	}
-	s.grpc.Stop()
 }
 
 // mostConns bounds the connections of one user: the invoker finds room beside any other.
@@ -47,6 +82,8 @@ type socket struct {
 	node   NodeServer
 	log    *slog.Logger
 	budget *budget
+
+	serving sync.WaitGroup // connections of frames
 
 	mu      sync.Mutex
 	conns   map[*visitor]bool
@@ -127,7 +164,7 @@ func (s *socket) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 	n, err := conn.Read(begin[:1])
 	if err == nil && begin[0] == greeting[0] {
 		if _, err = io.ReadFull(conn, begin[1:]); err == nil && string(begin) == greeting {
-			go s.serve(conn)
+			s.serving.Go(func() { s.serve(conn) })
 			return nil, nil, credentials.ErrConnDispatched
 		}
 		if err == nil {

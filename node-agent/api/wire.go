@@ -116,21 +116,22 @@ func NewServer(node NodeServer, log *slog.Logger) *Server {
 	if d, has := node.(interface{ Devices() DevicesServer }); has {
 		RegisterDevicesServer(server, d.Devices())
 	}
-	return &Server{server, socket}
+	return serverOf(server, socket, log)
 }
 
 // NewTLSServer returns a server of node for TCP, which takes no client without a certificate that
 // keys.CA has signed.
-func NewTLSServer(node NodeServer, keys Keys) (*Server, error) {
+func NewTLSServer(node NodeServer, keys Keys, log *slog.Logger) (*Server, error) {
 	secure, err := keys.credentials()
 	if err != nil {
 		return nil, err
 	}
-	return &Server{grpc: newServer(node, newBudget(), grpc.Creds(secure))}, nil
+	return serverOf(newServer(node, newBudget(), grpc.Creds(secure)), nil, log), nil
 }
 
 func newServer(node NodeServer, budget *budget, options ...grpc.ServerOption) *grpc.Server {
-	server := grpc.NewServer(append(options, grpc.InitialWindowSize(streamWindow),
+	server := grpc.NewServer(append(options, grpc.WaitForHandlers(true),
+		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(window),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: silence, Timeout: silence}),

@@ -136,7 +136,7 @@ func ask(t *testing.T, address string, keys Keys) error {
 
 func TestOverTCPBothSidesShowWhoTheyAre(t *testing.T) {
 	ours, theirs := newAuthority(t), newAuthority(t)
-	s, err := NewTLSServer(server{}, ours.keys("node", ours))
+	s, err := NewTLSServer(server{}, ours.keys("node", ours), silent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestOverTCPBothSidesShowWhoTheyAre(t *testing.T) {
 func TestRenewedKeysAreTaken(t *testing.T) {
 	ours, next := newAuthority(t), newAuthority(t)
 	keys, mine := ours.keys("node", ours), ours.keys("invoker", ours)
-	s, err := NewTLSServer(server{}, keys)
+	s, err := NewTLSServer(server{}, keys, silent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +211,7 @@ func TestKeysThatAreNone(t *testing.T) {
 		"CA is no cert": {Cert: good.Cert, Key: good.Key, CA: good.Key},
 		"no CA":         {Cert: good.Cert, Key: good.Key},
 	} {
-		if _, err := NewTLSServer(server{}, keys); err == nil {
+		if _, err := NewTLSServer(server{}, keys, silent); err == nil {
 			t.Errorf("%s: taken", name)
 		}
 	}
@@ -318,7 +318,7 @@ func (handed) Lease(context.Context, *LeaseRequest) (*LeaseReply, error) {
 // VFs are handed out to this machine alone: another one could not use them, and has no say here.
 func TestDevicesAreServedOnTheSocketAlone(t *testing.T) {
 	ours := newAuthority(t)
-	far, err := NewTLSServer(handing{}, ours.keys("node", ours))
+	far, err := NewTLSServer(handing{}, ours.keys("node", ours), silent)
 	if err != nil {
 		t.Fatal(err)
 	}
