@@ -74,6 +74,12 @@ func (d *Directory) Identify(uuid, secret string) (*Identity, error) {
 	return identity, nil
 }
 
+// Knows reports whether there is a key with that uuid, be its subject blocked or not.
+func (d *Directory) Knows(uuid string) bool {
+	_, known := d.byUUID.Load(uuid)
+	return known
+}
+
 // Enter counts a request that may leave something in its caller's namespace, until Leave. A purge
 // waits for such requests. So until the request leaves, its caller still owns the namespace.
 func (d *Directory) Enter(who *Identity) error {

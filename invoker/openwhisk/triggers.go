@@ -89,7 +89,7 @@ func (a *API) fireTrigger(w http.ResponseWriter, r *http.Request, rq *request) e
 	if err != nil {
 		return err
 	}
-	headers := entity.Pairs{{Key: web.OwHeaders, Value: web.Told(r, rq.user).JSON()}}
+	headers := entity.Pairs{{Key: web.OwHeaders, Value: web.Told(r, a.directory.Knows).JSON()}}
 	arguments, err := entity.Fix(false, trigger.Parameters, headers).Under(body)
 	if err != nil {
 		return err

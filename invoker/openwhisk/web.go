@@ -37,7 +37,7 @@ func (a *API) serveWeb(w http.ResponseWriter, r *http.Request, rq *request) (err
 	if err != nil {
 		return err
 	}
-	does := web.Action{Annotations: on.Annotations, Fixed: on.fixed}
+	does := web.Action{Annotations: on.Annotations, Fixed: on.fixed, Knows: a.directory.Knows}
 	own := on.Annotations.True("web-custom-options")
 	if !own {
 		shareWeb(w, r)

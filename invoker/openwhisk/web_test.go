@@ -189,6 +189,41 @@ func TestWhoMayCallWebActions(t *testing.T) {
 	}
 }
 
+// A key is not handed on where it does not count either: it may count elsewhere, or again.
+func TestWebActionsAreNotToldKeys(t *testing.T) {
+	c := newClient(t)
+	c.putWeb("echo", "", "")
+	blocked := c.as("blocked", access.Limits{})
+	if err := c.api.Register().Block(t.Context(), "blocked", true); err != nil {
+		t.Fatal(err)
+	}
+	basic := func(text string) string {
+		return "basic " + base64.StdEncoding.EncodeToString([]byte(text))
+	}
+	for about, b := range map[string]struct {
+		host, origin  string
+		authorization []string
+		handedOn      bool
+	}{
+		"another host":     {"node.example:3233", "", []string{basic(guest.String())}, false},
+		"a foreign page":   {"127.0.0.1:3233", "https://a.org", []string{basic(guest.String())}, false},
+		"a blocked user's": {"127.0.0.1:3233", "", []string{basic(blocked.key.String())}, false},
+		"mistyped":         {"127.0.0.1:3233", "", []string{basic(guest.UUID + ":no")}, false},
+		"the second":       {"127.0.0.1:3233", "", []string{"Bearer it", basic(guest.String())}, false},
+		"the action's own": {"127.0.0.1:3233", "", []string{basic("ann:hers")}, true},
+	} {
+		r := httptest.NewRequest("GET", "http://"+b.host+"/api/v1/web/guest/default/echo.json", nil)
+		r.Header["Authorization"] = b.authorization
+		if b.origin != "" {
+			r.Header.Set("Origin", b.origin)
+		}
+		told := c.want(200, c.send(r))["__ow_headers"].(map[string]any)["authorization"]
+		if (told != nil) != b.handedOn {
+			t.Errorf("%s: the action is told %v", about, told)
+		}
+	}
+}
+
 func TestWebActionsAreSharedWithEverySite(t *testing.T) {
 	c := newClient(t)
 	c.putWeb("echo", `,{"key":"require-whisk-auth","value":"s"}`, "")
