@@ -6,6 +6,8 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
+	"strconv"
 	"sync"
 	"time"
 
@@ -18,7 +20,8 @@ import (
 // A Server serves the node API on a listener.
 type Server struct {
 	grpc     *grpc.Server
-	socket   *socket // nil over TCP
+	door     *door
+	frames   *sync.WaitGroup // connections of frames
 	log      *slog.Logger
 	patience time.Duration // with calls, once it is stopped
 	givenUp  context.Context
@@ -29,18 +32,16 @@ type Server struct {
 // which may take half a minute to die.
 const undoing = 40 * time.Second
 
-func serverOf(g *grpc.Server, s *socket, log *slog.Logger) *Server {
+func serverOf(g *grpc.Server, frames *sync.WaitGroup, log *slog.Logger) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Server{grpc: g, socket: s, log: log, patience: undoing, givenUp: ctx, giveUp: cancel}
+	return &Server{grpc: g, door: newDoor(log), frames: frames, log: log, patience: undoing,
+		givenUp: ctx, giveUp: cancel}
 }
 
 // Serve serves until the listener fails or the server is stopped.
 func (s *Server) Serve(l net.Listener) error {
-	if s.socket != nil {
-		l = &entrance{l, s.socket}
-	}
 	served := make(chan error, 1)
-	go func() { served <- s.grpc.Serve(l) }()
+	go func() { served <- s.grpc.Serve(&entrance{l, s.door}) }()
 	select {
 	case err := <-served:
 		return err
@@ -55,13 +56,9 @@ func (s *Server) Stop() {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if s.socket != nil {
-			s.socket.stop()
-		}
+		s.door.stop()
 		s.grpc.Stop()
-		if s.socket != nil {
-			s.socket.serving.Wait()
-		}
+		s.frames.Wait()
 	}()
 	select {
 	case <-ended:
@@ -72,7 +69,8 @@ func (s *Server) Stop() {
 	}
 }
 
-// mostConns bounds the connections of one user: the invoker finds room beside any other.
+// mostConns bounds the connections of one user or, over TCP, of one machine: the invoker finds room
+// beside any other.
 const mostConns = 64
 
 // socket meets a node's clients on a Unix socket, where the right to open it is the authentication.
@@ -84,27 +82,34 @@ type socket struct {
 	budget *budget
 
 	serving sync.WaitGroup // connections of frames
-
-	mu      sync.Mutex
-	conns   map[*visitor]bool
-	users   map[uint32]int // how many connections each has
-	refused int            // connections since warned
-	warned  time.Time      // of connections that were refused
-	stopped bool
 }
 
 func newSocket(node NodeServer, log *slog.Logger) *socket {
 	return &socket{
 		TransportCredentials: insecure.NewCredentials(), node: node, log: log, budget: newBudget(),
-		conns: map[*visitor]bool{}, users: map[uint32]int{},
 	}
 }
 
-// An entrance is a listener that knows the connections of each user until they are closed, also
-// after it has given them away.
+// A door knows the connections of each user until they are closed.
+type door struct {
+	log *slog.Logger
+
+	mu      sync.Mutex
+	conns   map[*visitor]bool
+	users   map[string]int // how many connections each has
+	refused int            // connections since warned
+	warned  time.Time      // of connections that were refused
+	stopped bool
+}
+
+func newDoor(log *slog.Logger) *door {
+	return &door{log: log, conns: map[*visitor]bool{}, users: map[string]int{}}
+}
+
+// An entrance is a listener whose connections pass a door.
 type entrance struct {
 	net.Listener
-	socket *socket
+	door *door
 }
 
 // Accept implements net.Listener.
@@ -114,8 +119,8 @@ func (e *entrance) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		v := &visitor{Conn: conn, socket: e.socket, user: userOf(conn)}
-		if e.socket.enter(v) {
+		v := &visitor{Conn: conn, door: e.door, user: userOf(conn)}
+		if e.door.enter(v) {
 			return v, nil
 		}
 		conn.Close()
@@ -125,21 +130,24 @@ func (e *entrance) Accept() (net.Conn, error) {
 // A visitor is a connection of a user.
 type visitor struct {
 	net.Conn
-	socket *socket
-	user   uint32
-	left   sync.Once
+	door *door
+	user string
+	left sync.Once
 }
 
 // Close implements net.Conn.
 func (v *visitor) Close() error {
-	v.left.Do(func() { v.socket.leave(v) })
+	v.left.Do(func() { v.door.leave(v) })
 	return v.Conn.Close()
 }
 
-// userOf returns the user who has connected. All connections whose user the kernel does not tell
-// count as one user.
-func userOf(conn net.Conn) uint32 {
-	const nobody = 1<<32 - 1
+// userOf returns the user who has connected, or the machine. All connections of which the kernel
+// tells neither count as one user's.
+func userOf(conn net.Conn) string {
+	const nobody = "unknown"
+	if far, is := conn.RemoteAddr().(*net.TCPAddr); is {
+		return machineOf(far.AddrPort().Addr())
+	}
 	peer, is := conn.(*net.UnixConn)
 	if !is {
 		return nobody
@@ -148,14 +156,23 @@ func userOf(conn net.Conn) uint32 {
 	if err != nil {
 		return nobody
 	}
-	user := uint32(nobody)
+	user := nobody
 	_ = raw.Control(func(fd uintptr) {
 		if who, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET,
 			unix.SO_PEERCRED); err == nil {
-			user = who.Uid
+			user = strconv.FormatUint(uint64(who.Uid), 10)
 		}
 	})
 	return user
+}
+
+// machineOf returns whose an address is: a machine with IPv6 has 2^64 of them.
+func machineOf(at netip.Addr) string {
+	at = at.Unmap().WithZone("")
+	if at.Is4() {
+		return at.String()
+	}
+	return netip.PrefixFrom(at, 64).Masked().String()
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
@@ -202,47 +219,47 @@ func (s *socket) serveFrames(f *frames) error {
 	return serveRuns(context.Background(), s.node, toInvoker{f}, s.budget)
 }
 
-func (s *socket) enter(v *visitor) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (d *door) enter(v *visitor) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	switch {
-	case s.stopped:
+	case d.stopped:
 		return false
-	case s.users[v.user] == mostConns:
-		s.refuse(v.user, time.Now())
+	case d.users[v.user] == mostConns:
+		d.refuse(v.user, time.Now())
 		return false
 	}
-	s.users[v.user]++
-	s.conns[v] = true
+	d.users[v.user]++
+	d.conns[v] = true
 	return true
 }
 
 // refuse counts a connection too many, and logs one now and then: whoever opens them may do so
 // without end.
-func (s *socket) refuse(user uint32, now time.Time) {
-	s.refused++
-	if now.Sub(s.warned) < silence {
+func (d *door) refuse(user string, now time.Time) {
+	d.refused++
+	if now.Sub(d.warned) < silence {
 		return
 	}
-	s.log.Warn("connections too many of one user are closed",
-		"user", user, "most", mostConns, "closed", s.refused)
-	s.warned, s.refused = now, 0
+	d.log.Warn("connections too many of one user, or one machine, are closed",
+		"user", user, "most", mostConns, "closed", d.refused)
+	d.warned, d.refused = now, 0
 }
 
-func (s *socket) leave(v *visitor) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.conns, v)
-	if s.users[v.user]--; s.users[v.user] == 0 {
-		delete(s.users, v.user)
+func (d *door) leave(v *visitor) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.conns, v)
+	if d.users[v.user]--; d.users[v.user] == 0 {
+		delete(d.users, v.user)
 	}
 }
 
-func (s *socket) stop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stopped = true
-	for v := range s.conns {
+func (d *door) stop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stopped = true
+	for v := range d.conns {
 		v.Conn.Close() // the code that holds the connection notices, and leaves
 	}
 }

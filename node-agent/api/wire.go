@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -116,7 +117,7 @@ func NewServer(node NodeServer, log *slog.Logger) *Server {
 	if d, has := node.(interface{ Devices() DevicesServer }); has {
 		RegisterDevicesServer(server, d.Devices())
 	}
-	return serverOf(server, socket, log)
+	return serverOf(server, &socket.serving, log)
 }
 
 // NewTLSServer returns a server of node for TCP, which takes no client without a certificate that
@@ -126,11 +127,13 @@ func NewTLSServer(node NodeServer, keys Keys, log *slog.Logger) (*Server, error)
 	if err != nil {
 		return nil, err
 	}
-	return serverOf(newServer(node, newBudget(), grpc.Creds(secure)), nil, log), nil
+	return serverOf(newServer(node, newBudget(), grpc.Creds(secure)),
+		new(sync.WaitGroup), log), nil
 }
 
 func newServer(node NodeServer, budget *budget, options ...grpc.ServerOption) *grpc.Server {
 	server := grpc.NewServer(append(options, grpc.WaitForHandlers(true),
+		grpc.ConnectionTimeout(silence),
 		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(window),
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),

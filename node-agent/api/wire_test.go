@@ -396,18 +396,18 @@ func TestOneStreamHoldsBack(t *testing.T) {
 func TestConnectionsTooManyAreLoggedNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder
-		s := newSocket(server{}, slog.New(slog.NewTextHandler(&log, nil)))
+		d := newDoor(slog.New(slog.NewTextHandler(&log, nil)))
 		refused := func(n int) string {
 			log.Reset()
 			for range n {
-				if s.enter(&visitor{socket: s}) {
+				if d.enter(&visitor{door: d}) {
 					t.Error("a connection too many")
 				}
 			}
 			return log.String()
 		}
 		for range mostConns {
-			s.enter(&visitor{socket: s})
+			d.enter(&visitor{door: d})
 		}
 		if said := refused(1000); !strings.HasSuffix(said, " closed=1\n") {
 			t.Errorf("at first: %q", said)

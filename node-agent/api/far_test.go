@@ -1,0 +1,95 @@
+package api
+
+import (
+	"crypto/tls"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// knock connects as a client of that configuration, and returns why it is not served.
+func knock(t *testing.T, address string, config *tls.Config) (*tls.Conn, error) {
+	t.Helper()
+	raw, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { raw.Close() })
+	conn := tls.Client(raw, config)
+	if err = raw.SetDeadline(time.Now().Add(time.Minute)); err == nil {
+		err = conn.Handshake()
+	}
+	if err == nil { // the server's settings come, once it has taken our certificate
+		_, err = io.ReadFull(conn, make([]byte, 9))
+	}
+	return conn, err
+}
+
+// A machine that opens connections without end gets no more than a user of this one.
+func TestTheConnectionsOfAMachineAreBounded(t *testing.T) {
+	ours := newAuthority(t)
+	s, err := NewTLSServer(server{}, ours.keys("node", ours), silent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := serve(t, "tcp", "127.0.0.1:0", s)
+	config, err := ours.keys("invoker", ours).config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ServerName, config.NextProtos = "127.0.0.1", []string{"h2"}
+	var first *tls.Conn
+	for range mostConns {
+		conn, err := knock(t, address, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == nil {
+			first = conn
+		}
+	}
+	again := func() error {
+		conn, err := knock(t, address, config)
+		conn.Close()
+		return err
+	}
+	if again() == nil {
+		t.Errorf("%d connections of one machine", mostConns+1)
+	}
+	first.Close()
+	for again() != nil { // until the node has seen that it is gone
+	}
+}
+
+// Who connects and says nothing is hung up on.
+func TestAStrangerWhoSaysNothingIsHungUpOn(t *testing.T) {
+	ours := newAuthority(t)
+	s, err := NewTLSServer(server{}, ours.keys("node", ours), silent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("tcp", serve(t, "tcp", "127.0.0.1:0", s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(2 * silence)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, conn); err != nil {
+		t.Errorf("after %v: %v", 2*silence, err)
+	}
+}
+
+func TestWhoseAnAddressIs(t *testing.T) {
+	for at, want := range map[string]string{
+		"10.0.0.1": "10.0.0.1", "::ffff:10.0.0.1": "10.0.0.1", "2001:db8::7": "2001:db8::/64",
+		"fe80::1%eth0": "fe80::/64",
+	} {
+		if got := machineOf(netip.MustParseAddr(at)); got != want {
+			t.Errorf("%s is of %s, want %s", at, got, want)
+		}
+	}
+}
