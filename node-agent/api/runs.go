@@ -230,7 +230,11 @@ func (c *client) Run(ctx context.Context, in *RunRequest,
 		}
 		c.unary.Store(true)
 	}
-	return c.NodeClient.Run(ctx, in, options...)
+	reply, err := c.NodeClient.Run(ctx, in, options...)
+	if status.Code(err) == codes.Unavailable { // it may be back as a later version
+		c.unary.Store(false)
+	}
+	return reply, err
 }
 
 func (c *client) stream() *runs {

@@ -307,3 +307,42 @@ type echo struct{ UnimplementedNodeServer }
 func (echo) Run(_ context.Context, in *RunRequest) (*RunReply, error) {
 	return &RunReply{Body: in.Body}, nil
 }
+
+// A node that is of a later version when it is back has its runs over a stream from then on.
+func TestANodeThatWasUpgradedHasAStream(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "socket")
+	node, seen := newRunner(), &streams{}
+	close(node.let)
+	up := func(s served) (down func()) {
+		l, err := net.Listen("unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() { defer close(done); _ = s.Serve(l) }()
+		return func() { s.Stop(); <-done }
+	}
+	former := grpc.NewServer()
+	RegisterNodeServer(former, node) // which has no Runs
+	down := up(former)
+	client := dialed(t, socket)
+	if _, err := client.Run(t.Context(), &RunRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	down()
+	if _, err := client.Run(t.Context(), &RunRequest{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("while it is away: %v", err)
+	}
+	down = up(newServer(node, newBudget(), seen.options()...))
+	defer down()
+	for { // until the client has seen that it is back
+		if _, err := client.Run(t.Context(), &RunRequest{}); err == nil {
+			break
+		} else if status.Code(err) != codes.Unavailable {
+			t.Fatal(err)
+		}
+	}
+	if _, err := client.Run(t.Context(), &RunRequest{}); err != nil || seen.runs.Load() == 0 {
+		t.Errorf("%v; %d runs by a call of their own", err, seen.run.Load())
+	}
+}
