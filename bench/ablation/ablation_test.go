@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -301,6 +302,49 @@ func TestAFigureWithoutDataSaysSo(t *testing.T) {
 		for file, content := range files {
 			if file != Page {
 				elements(t, content)
+			}
+		}
+	}
+}
+
+// Starts without an answer are in no figure, so each table says of how many it is, and the page
+// names an arm that was never answered.
+func TestThePageSaysWhatWasNotAnswered(t *testing.T) {
+	b := benchOf(t, "", func(o Order) (*Round, error) {
+		r := played(o)
+		switch {
+		case o.Arm == "all":
+			r.Answered, r.Starts = 0, nil
+		case o.Arm == "none" && o.N == 2:
+			r.Answered, r.Starts = 1, r.Starts[:1]
+		}
+		return r, nil
+	})
+	r, err := b.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := r.draw("fastiov bench startup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text := elements(t, files[Page])
+	for _, want := range []string{"30 of 54 starts answered",
+		"2 at once, 256 MiB each, 9/12 answered",
+		"none, 2 at once, 256 MiB, round 3, 1/2 answered", "all, hello, 1 at once, 256 MiB: 0/3",
+		"no start was answered of 2 at once with 256 MiB: all."} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page does not say %q", want)
+		}
+	}
+	for _, f := range r.figures() {
+		for _, table := range f.Tables {
+			if strings.HasPrefix(table.Caption, "the paper") {
+				continue
+			}
+			if !strings.Contains(fmt.Sprint(table), "answered") ||
+				!strings.Contains(fmt.Sprint(table.Rows), "3/6") {
+				t.Errorf("%s does not say how many were answered: %v", f.Title, table)
 			}
 		}
 	}

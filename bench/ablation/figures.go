@@ -19,6 +19,7 @@ type figure struct {
 	Tables []table
 	// Why it has no data; empty: it has.
 	Missing string
+	LeftOut string // the arms that it has no data of
 	// The arguments that a run needs for it to have data.
 	Wants string
 }
@@ -98,10 +99,6 @@ func reference(cells []*Cell) *Cell {
 	return cells[0]
 }
 
-func where(c *Cell) string {
-	return fmt.Sprintf("%d at once, %d MiB each, %d starts", c.N, c.MemoryMiB, len(c.starts))
-}
-
 const noData = "No data: "
 
 func (r *Result) fig1() figure {
@@ -129,16 +126,17 @@ func (r *Result) fig1() figure {
 	for _, n := range ns {
 		t.Head = append(t.Head, fmt.Sprint(n))
 	}
+	t.Head = append(t.Head, "answered")
 	for _, name := range r.arms() {
-		row := []string{name}
+		row, answered := []string{name}, []string{}
 		for _, n := range ns {
-			word := "–"
+			word, of := "–", "–"
 			if c := r.cell(name, n, memories[0]); c != nil {
-				word = seconds(c.EndToEnd.Mean)
+				word, of = seconds(c.EndToEnd.Mean), c.answered()
 			}
-			row = append(row, word)
+			row, answered = append(row, word), append(answered, of)
 		}
-		t.Rows = append(t.Rows, row)
+		t.Rows = append(t.Rows, append(row, strings.Join(answered, ", ")))
 	}
 	f.Tables = []table{t, {Caption: "the paper's: average s, 512 MiB each",
 		Head: []string{"at once", "200"}, Rows: [][]string{
@@ -156,7 +154,9 @@ func (r *Result) fig5() figure {
 		Says: "A row is a start of the last round, from the round's first request on." +
 			" A colour is the stage that was innermost.",
 		Wants: "--arms 'none all'"}
-	for _, cell := range r.largest() {
+	cells := r.largest()
+	f.LeftOut = r.leftOut(cells)
+	for _, cell := range cells {
 		var last *Round
 		for _, round := range r.rounds {
 			if round.Arm == cell.Arm && round.Function == cell.Function && round.N == cell.N &&
@@ -166,8 +166,9 @@ func (r *Result) fig5() figure {
 			}
 		}
 		f.Plots = append(f.Plots, drawn{
-			fmt.Sprintf("%s, %d at once, %d MiB, round %d", cell.Arm, cell.N, cell.MemoryMiB,
-				last.Number), stretches(last.Starts)})
+			fmt.Sprintf("%s, %d at once, %d MiB, round %d, %d/%d answered", cell.Arm, cell.N,
+				cell.MemoryMiB, last.Number, last.Answered, last.Requested),
+			stretches(last.Starts)})
 	}
 	if len(f.Plots) == 0 {
 		f.Missing = noData + "no start was answered."
@@ -206,6 +207,7 @@ func (r *Result) table1() figure {
 			" at least one.",
 		Wants: "--arms 'none all'"}
 	cells := r.largest()
+	f.LeftOut = r.leftOut(cells)
 	if len(cells) == 0 {
 		f.Missing = noData + "no start was answered."
 		return f
@@ -238,7 +240,12 @@ func (r *Result) table1() figure {
 		}
 	}
 	row("VF-related (1, 3, 4, 5)", paperVFMean, paperVFP99, Start.VFRelated)
-	t.Caption = where(cells[0])
+	words := []string{"answered", "–", "–"}
+	for _, c := range cells {
+		words = append(words, c.answered(), "")
+	}
+	t.Rows = append(t.Rows, words)
+	t.Caption = where(cells)
 	f.Tables = []table{t}
 	return f
 }
@@ -270,6 +277,7 @@ func (r *Result) fig11() figure {
 			" Pale bars are the paper's, in per cent of its stock software.",
 		Wants: "--arms 'none all nonet all,r=0 all,d=eager all,l=bus'"}
 	cells := r.largest()
+	f.LeftOut = r.leftOut(cells)
 	if len(cells) == 0 {
 		f.Missing = noData + "no start was answered."
 		return f
@@ -277,15 +285,16 @@ func (r *Result) fig11() figure {
 	base := reference(cells)
 	bars := plot.Bars{Y: "% of " + base.Arm, Parts: []string{"VF-related", "others"},
 		Colours: []int{5, 3}}
-	t := table{Caption: where(base) + "; ours are quoted against " + base.Arm,
-		Head: []string{"arm", "average s", "p99 s", "VF-related s", "% of " + base.Arm}}
+	t := table{Caption: where(cells) + "; ours are quoted against " + base.Arm,
+		Head: []string{"arm", "average s", "p99 s", "VF-related s", "% of " + base.Arm,
+			"answered"}}
 	for _, c := range cells {
 		part := 100 * c.EndToEnd.Mean / base.EndToEnd.Mean
 		vf := 100 * c.VFRelated.Mean / base.EndToEnd.Mean
 		bars.Bars = append(bars.Bars, plot.Bar{Label: c.Arm, Values: []float64{vf, part - vf},
 			Note: fmt.Sprintf("%.0f", part)})
 		t.Rows = append(t.Rows, []string{c.Arm, seconds(c.EndToEnd.Mean), seconds(c.EndToEnd.P99),
-			seconds(c.VFRelated.Mean), percent(part)})
+			seconds(c.VFRelated.Mean), percent(part), c.answered()})
 	}
 	paper := table{Caption: "the paper's, in % of its stock software (16.2 s)",
 		Head: []string{"bar", "%", "nearest arm here"}}
@@ -306,6 +315,7 @@ func (r *Result) fig12() figure {
 	f := figure{File: "fig12", Title: "Figure 12: distribution of the start-up time",
 		Says: "The share of starts that took no longer.", Wants: "--arms 'nonet none all'"}
 	cells := r.largest()
+	f.LeftOut = r.leftOut(cells)
 	if len(cells) == 0 {
 		f.Missing = noData + "no start was answered."
 		return f
@@ -320,16 +330,16 @@ func (r *Result) fig12() figure {
 		}
 	}
 	f.Plots = []drawn{{Plot: lines}}
-	t := table{Caption: "longer than without a VF; " + where(cells[0]),
-		Head: []string{"", "average", "p99", "whose"}}
+	t := table{Caption: "longer than without a VF; " + where(cells),
+		Head: []string{"", "average", "p99", "whose", "answered"}}
 	for _, p := range paperTails {
 		t.Rows = append(t.Rows, []string{p.name, "+" + percent(p.mean), "+" + percent(p.p99),
-			"the paper"})
+			"the paper", "–"})
 	}
 	for _, c := range cells {
 		if nonet != nil && c != nonet {
 			t.Rows = append(t.Rows, []string{c.Arm, more(c.EndToEnd.Mean, nonet.EndToEnd.Mean),
-				more(c.EndToEnd.P99, nonet.EndToEnd.P99), "ours"})
+				more(c.EndToEnd.P99, nonet.EndToEnd.P99), "ours", c.answered()})
 		}
 	}
 	if nonet == nil {
@@ -445,6 +455,7 @@ func (r *Result) fig14() figure {
 			" has FastIOV at 41.3 % less total and 31.8 % less average time than ipvtap.",
 		Wants: "--arms 'nonet tap none all'"}
 	cells := r.largest()
+	f.LeftOut = r.leftOut(cells)
 	at := slices.IndexFunc(cells, func(c *Cell) bool { return c.Arm == "tap" })
 	if at < 0 {
 		f.Missing = noData + "it needs the arm tap."
@@ -453,15 +464,16 @@ func (r *Result) fig14() figure {
 	tap := cells[at]
 	bars := plot.Bars{Y: "average, s", Parts: []string{"VF-related", "others"},
 		Colours: []int{5, 3}}
-	t := table{Caption: where(tap), Head: []string{"arm", "average s", "longest s",
-		"against tap, average", "longest"}}
+	t := table{Caption: where(cells), Head: []string{"arm", "average s", "longest s",
+		"against tap, average", "longest", "answered"}}
 	for _, c := range cells {
 		mean := c.EndToEnd.Mean / 1000
 		vf := c.VFRelated.Mean / 1000
 		bars.Bars = append(bars.Bars, plot.Bar{Label: c.Arm, Values: []float64{vf, mean - vf},
 			Note: seconds(c.EndToEnd.Mean)})
 		t.Rows = append(t.Rows, []string{c.Arm, seconds(c.EndToEnd.Mean), seconds(c.EndToEnd.Max),
-			more(c.EndToEnd.Mean, tap.EndToEnd.Mean), more(c.EndToEnd.Max, tap.EndToEnd.Max)})
+			more(c.EndToEnd.Mean, tap.EndToEnd.Mean), more(c.EndToEnd.Max, tap.EndToEnd.Max),
+			c.answered()})
 	}
 	f.Plots, f.Tables = []drawn{{Plot: bars}}, []table{t}
 	return f
@@ -473,6 +485,7 @@ func (r *Result) critical() figure {
 			" the end-to-end time. The paper has no such figure.",
 		Wants: "--arms 'nonet none all'"}
 	cells := r.largest()
+	f.LeftOut = r.leftOut(cells)
 	if len(cells) == 0 {
 		f.Missing = noData + "no start was answered."
 		return f
@@ -483,8 +496,8 @@ func (r *Result) critical() figure {
 	}
 	bars := plot.Bars{Y: "average, s", Parts: []string{"critical path", "the guest computes"},
 		Colours: []int{8, 14}}
-	t := table{Caption: where(cells[0]), Head: []string{"arm", "end to end s", "critical path s",
-		"median", "p99", "longest", "against nonet, average", "longest"}}
+	t := table{Caption: where(cells), Head: []string{"arm", "end to end s", "critical path s",
+		"median", "p99", "longest", "against nonet, average", "longest", "answered"}}
 	var nonet *Cell
 	for _, c := range cells {
 		if c.Arm == "nonet" {
@@ -496,7 +509,8 @@ func (r *Result) critical() figure {
 			Values: []float64{c.Critical.Mean / 1000, c.GuestCPU.Mean / 1000},
 			Note:   seconds(c.EndToEnd.Mean)})
 		row := []string{c.Arm, seconds(c.EndToEnd.Mean), seconds(c.Critical.Mean),
-			seconds(c.Critical.Median), seconds(c.Critical.P99), seconds(c.Critical.Max), "–", "–"}
+			seconds(c.Critical.Median), seconds(c.Critical.P99), seconds(c.Critical.Max), "–", "–",
+			c.answered()}
 		if nonet != nil {
 			row[6] = fmt.Sprintf("%.2f", c.Critical.Mean/nonet.Critical.Mean)
 			row[7] = fmt.Sprintf("%.2f", c.Critical.Max/nonet.Critical.Max)
@@ -513,13 +527,14 @@ func (r *Result) counts() figure {
 			" of the rounds. What is mapped again counts again. Execs and mounts are the whole" +
 			" host's, but for rooms of VMMs that are made for later starts. A VMM is two execs.",
 		Wants: "--arms 'none all'"}
-	t := table{Head: []string{"arm", "function", "at once", "MiB", "resets", "MiB mapped",
-		"MiB zeroed", "execs", "mounts", "iptables calls"}}
+	t := table{Head: []string{"arm", "function", "at once", "MiB", "answered", "resets",
+		"MiB mapped", "MiB zeroed", "execs", "mounts", "iptables calls"}}
 	for _, c := range r.Cells {
 		if len(c.starts) == 0 || len(c.Counts) == 0 {
 			continue
 		}
-		row := []string{c.Arm, c.Function, fmt.Sprint(c.N), fmt.Sprint(c.MemoryMiB)}
+		row := []string{c.Arm, c.Function, fmt.Sprint(c.N), fmt.Sprint(c.MemoryMiB),
+			c.answered()}
 		for _, count := range Counts {
 			word := "–"
 			if spread, counted := c.Counts[count]; counted {

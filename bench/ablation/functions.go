@@ -31,15 +31,18 @@ func (r *Result) fig15() figure {
 			" Compression, Scientific and Inference are done.",
 		Wants: "--functions hello,image,compression,scientific,inference --arms 'none all'"}
 	cells := r.byFunction()
+	f.LeftOut = r.leftOut(cells)
 	if len(cells) == len(r.largest()) {
 		f.Missing = noData + "it needs more than one function."
 		return f
 	}
 	t := f.stack(cells, []timeline.Stage{timeline.FirstByte})
-	t.Head = []string{"arm", "function", "average s", "p99 s", "of that, average: the call"}
+	t.Head = []string{"arm", "function", "average s", "p99 s", "of that, average: the call",
+		"answered"}
 	for _, c := range cells {
 		t.Rows = append(t.Rows, []string{c.Arm, c.Function, seconds(c.EndToEnd.Mean),
-			seconds(c.EndToEnd.P99), seconds(c.Stages[timeline.FirstByte].Mean)})
+			seconds(c.EndToEnd.P99), seconds(c.Stages[timeline.FirstByte].Mean),
+			c.answered()})
 	}
 	f.Tables = []table{t}
 	return f
@@ -53,6 +56,7 @@ func (r *Result) network() figure {
 			" bridge, and netdev a VF. In a testbed the two leave by different emulated cards.",
 		Wants: "--sandbox containerd --arms 'nonet none netdev' --functions hello,echo-net"}
 	cells := r.byFunction()
+	f.LeftOut = r.leftOut(cells)
 	if !slices.ContainsFunc(cells, func(c *Cell) bool { return c.Function == "echo-net" }) {
 		f.Missing = noData + "it needs the function echo-net."
 		return f
@@ -63,12 +67,13 @@ func (r *Result) network() figure {
 	for _, stage := range stages {
 		t.Head = append(t.Head, string(stage)+" ms")
 	}
+	t.Head = append(t.Head, "answered")
 	for _, c := range cells {
 		row := []string{c.Arm, c.Function, ranged(c.EndToEnd)}
 		for _, stage := range stages {
 			row = append(row, ranged(c.Stages[stage]))
 		}
-		t.Rows = append(t.Rows, row)
+		t.Rows = append(t.Rows, append(row, c.answered()))
 	}
 	f.Tables = []table{t}
 	return f
@@ -92,7 +97,7 @@ func (f *figure) stack(cells []*Cell, stages []timeline.Stage) table {
 			Note: seconds(c.EndToEnd.Mean)})
 	}
 	f.Plots = []drawn{{Plot: bars}}
-	return table{Caption: where(cells[0])}
+	return table{Caption: where(cells)}
 }
 
 // ranged returns a median with the least and the most, in ms.

@@ -80,7 +80,7 @@ func (r *Result) draw(command string) (map[string][]byte, error) {
 	var text strings.Builder
 	err := page.Execute(&text, map[string]any{"Result": r, "Figures": all, "Command": command,
 		"Simulated": r.Simulated, "Source": paperSource, "Rounds": len(r.rounds),
-		"Starts": r.starts()})
+		"Starts": r.starts(), "Requested": r.requested(), "Unanswered": r.unanswered()})
 	files[Page] = []byte(text.String())
 	return files, err
 }
@@ -88,6 +88,13 @@ func (r *Result) draw(command string) (map[string][]byte, error) {
 func (r *Result) starts() (sum int) {
 	for _, c := range r.Cells {
 		sum += len(c.starts)
+	}
+	return sum
+}
+
+func (r *Result) requested() (sum int) {
+	for _, c := range r.Cells {
+		sum += c.Requested
 	}
 	return sum
 }
