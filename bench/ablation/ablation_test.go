@@ -350,6 +350,38 @@ func TestThePageSaysWhatWasNotAnswered(t *testing.T) {
 	}
 }
 
+// Arms are compared at one memory: the least that all have, or else they are left out.
+func TestArmsAreComparedAtOneMemory(t *testing.T) {
+	for _, c := range []struct {
+		failed Order
+		want   string
+	}{
+		{Order{Arm: "all", N: 2, MemoryMiB: 256}, "[none 512 all 512 nonet 512] "},
+		{Order{Arm: "all", N: 2}, "[none 256 nonet 256] " +
+			"Left out, since no start was answered of 2 at once with 256 MiB: all."},
+	} {
+		b := benchOf(t, "", func(o Order) (*Round, error) {
+			r := played(o)
+			if o.Arm == c.failed.Arm && o.N == c.failed.N &&
+				(c.failed.MemoryMiB == 0 || o.MemoryMiB == c.failed.MemoryMiB) {
+				r.Answered, r.Starts = 0, nil
+			}
+			return r, nil
+		})
+		r, err := b.Run(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var of []any
+		for _, cell := range r.largest() {
+			of = append(of, cell.Arm, cell.MemoryMiB)
+		}
+		if got := fmt.Sprint(of, " ", r.fig11().LeftOut); got != c.want {
+			t.Errorf("without %+v: %s, not %s", c.failed, got, c.want)
+		}
+	}
+}
+
 // Functions are played under each arm that they have something to do under. The paper's figures are
 // of the first, and those that compare functions have them all.
 func TestFunctionsAreCompared(t *testing.T) {

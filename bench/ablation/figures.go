@@ -67,20 +67,19 @@ func (r *Result) sizes(of func(Cell) int) (sizes []int) {
 func atOnce(c Cell) int { return c.N }
 func memory(c Cell) int { return c.MemoryMiB }
 
-// largest returns each arm's cell with the highest concurrency that has data, at one memory: the
-// paper's with 200 at once.
+// largest returns the arms' cells with the highest concurrency that has data, all at one memory:
+// the least that most arms have. The paper's are with 200 at once. An arm without it is left out.
 func (r *Result) largest() (cells []*Cell) {
 	ns, memories := r.sizes(atOnce), r.sizes(memory)
-	if len(ns) == 0 {
-		return nil
-	}
-	n := ns[len(ns)-1]
-	for _, name := range r.arms() {
-		for _, m := range memories {
-			if c := r.cell(name, n, m); c != nil {
-				cells = append(cells, c)
-				break
+	for _, m := range memories {
+		var at []*Cell
+		for _, name := range r.arms() {
+			if c := r.cell(name, ns[len(ns)-1], m); c != nil {
+				at = append(at, c)
 			}
+		}
+		if len(at) > len(cells) {
+			cells = at
 		}
 	}
 	return cells
