@@ -382,6 +382,27 @@ func TestArmsAreComparedAtOneMemory(t *testing.T) {
 	}
 }
 
+// Only of a simulation the page says that it is one: containers have no guest either.
+func TestAReasonIsThatOfTheSandbox(t *testing.T) {
+	for _, c := range []struct {
+		setting        Setting
+		guests, counts string
+	}{
+		{Setting{Sandbox: "sim", Simulated: true}, "starts are simulated", "a simulation resets"},
+		{Setting{Sandbox: "qemu"}, "Containers have none", "nothing was counted"},
+	} {
+		round := played(Order{Arm: "none", N: 1, MemoryMiB: 256, Number: 1})
+		round.Setting, round.Counts, round.Starts[0].GuestCPU = c.setting, nil, 0
+		r := resultOf([]*Round{round}, []Order{round.Order})
+		for f, want := range map[*figure]string{
+			new(r.critical()): c.guests, new(r.counts()): c.counts} {
+			if !strings.Contains(f.Missing, want) {
+				t.Errorf("%s, %s: %q", c.setting.Sandbox, f.Title, f.Missing)
+			}
+		}
+	}
+}
+
 // Functions are played under each arm that they have something to do under. The paper's figures are
 // of the first, and those that compare functions have them all.
 func TestFunctionsAreCompared(t *testing.T) {

@@ -490,7 +490,10 @@ func (r *Result) critical() figure {
 		return f
 	}
 	if !slices.ContainsFunc(cells, func(c *Cell) bool { return c.GuestCPU.Max > 0 }) {
-		f.Missing = noData + "no guest computed, since these starts are simulated."
+		f.Missing = noData + "no guest computed. Containers have none; of a VMM the log says why."
+		if r.Simulated {
+			f.Missing = noData + "no guest computed, since these starts are simulated."
+		}
 		return f
 	}
 	bars := plot.Bars{Y: "average, s", Parts: []string{"critical path", "the guest computes"},
@@ -544,7 +547,10 @@ func (r *Result) counts() figure {
 		t.Rows = append(t.Rows, row)
 	}
 	if len(t.Rows) == 0 {
-		f.Missing = noData + "a simulation resets, maps and starts nothing."
+		f.Missing = noData + "nothing was counted; the log says why."
+		if r.Simulated {
+			f.Missing = noData + "a simulation resets, maps and starts nothing."
+		}
 		return f
 	}
 	f.Tables = []table{t}
