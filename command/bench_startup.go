@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/bench/ablation"
 	"github.com/fastiov/fastiov/bench/kept"
 	"github.com/fastiov/fastiov/command/settings"
@@ -66,7 +67,8 @@ func benchStartup() *cobra.Command {
 		}
 		b.Out = cmd.ErrOrStderr()
 		b.Setting = ablation.Setting{Sandbox: sandbox.name, Version: version, Place: "this machine",
-			Simulated: sandbox.programmed != nil, Flags: strings.Join(args, " ")}
+			Simulated: sandbox.programmed != nil, Flags: strings.Join(args, " "),
+			Machine: bench.Machine()}
 		if b.Setting.Simulated {
 			b.Setting.Flags += " --sim-start " + simStart.String()
 		}

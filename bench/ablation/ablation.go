@@ -7,6 +7,7 @@
 package ablation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -34,6 +35,7 @@ type Round struct {
 	Order
 	Setting
 	Kernel    string         `json:"kernel"` // of the host that played it
+	Run       time.Time      `json:"run"`    // when its run began
 	Requested int            `json:"requested"`
 	Answered  int            `json:"answered"`
 	Leaked    int            `json:"leaked"`
@@ -52,6 +54,7 @@ type Setting struct {
 	Version   string `json:"version"`             // of fastiov
 	Place     string `json:"place"`               // this machine or a testbed
 	Flags     string `json:"flags,omitempty"`     // of `up`, and of the store that functions use
+	Machine   string `json:"machine"`             // with its kernel
 }
 
 func (s Setting) String() string {
@@ -59,7 +62,7 @@ func (s Setting) String() string {
 	if s.Flags != "" {
 		words += " with " + s.Flags
 	}
-	return words
+	return words + ", on " + cmp.Or(s.Machine, "a machine that was not noted")
 }
 
 // A Start is one cold start. Times are in milliseconds; Begin counts from the first of the round.
@@ -167,7 +170,10 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 		}
 		round, err := b.Play(ctx, order)
 		if err == nil {
-			round.Order, round.Setting = order, b.Setting
+			round.Order, round.Setting, round.Run = order, b.Setting, begin.UTC()
+			err = b.sameKernel(round)
+		}
+		if err == nil {
 			err = b.report(round)
 		}
 		if err == nil {
@@ -191,6 +197,17 @@ func (b *Bench) alike() error {
 		if round.Setting != b.Setting {
 			return fmt.Errorf("%s has rounds of %v, and these are of %v: choose another"+
 				" folder, or remove that file", b.Kept.File(), round.Setting, b.Setting)
+		}
+	}
+	return nil
+}
+
+// sameKernel refuses a round that another kernel has played, as where a testbed's is a new one.
+func (b *Bench) sameKernel(round *Round) error {
+	for _, other := range b.Kept.All {
+		if other.Kernel != round.Kernel {
+			return fmt.Errorf("%s has rounds of kernel %s, and this is one of %s: choose another"+
+				" folder, or remove that file", b.Kept.File(), other.Kernel, round.Kernel)
 		}
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fastiov/fastiov/bench/kept"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
@@ -153,12 +154,38 @@ func TestRoundsOfAnotherSettingAreNotCompared(t *testing.T) {
 	}
 	for _, other := range []Setting{{Sandbox: "bare", Version: "test"},
 		{Sandbox: "qemu", Version: "test", Place: "a testbed"},
+		{Sandbox: "qemu", Version: "test", Machine: "another, Linux 6.12"},
 		{Sandbox: "qemu", Version: "test", Flags: "--huge-pages"}} {
 		b.Setting = other
 		if _, err := b.Run(t.Context()); err == nil ||
 			!strings.Contains(err.Error(), "another folder") {
 			t.Errorf("%v: %v", other, err)
 		}
+	}
+}
+
+// A round of another kernel is not kept, and the days of the runs are told.
+func TestRoundsOfAnotherKernelAreNotCompared(t *testing.T) {
+	path, kernel := filepath.Join(t.TempDir(), "rounds.jsonl"), "6.12"
+	play := func(o Order) (*Round, error) {
+		r := played(o)
+		r.Kernel = kernel
+		return r, nil
+	}
+	b := benchOf(t, path, play)
+	r, err := b.Run(t.Context())
+	if err != nil || r.rounds[0].Run.IsZero() || !strings.HasPrefix(r.Days, "on 20") {
+		t.Fatalf("%v, %q", err, r.Days)
+	}
+	r.rounds[0].Run = time.Date(2001, 2, 3, 0, 0, 0, 0, time.UTC)
+	if days := daysOf(r.rounds); !strings.HasPrefix(days, "from 2001-02-03 to 20") {
+		t.Errorf("%q", days)
+	}
+	kernel, b.Rounds = "6.13", 4
+	n := len(b.Kept.All)
+	if _, err := b.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "kernel 6.12") ||
+		len(b.Kept.All) != n {
+		t.Errorf("%d rounds more, %v", len(b.Kept.All)-n, err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 	"text/tabwriter"
+	"time"
 
 	"github.com/fastiov/fastiov/bench"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
@@ -14,6 +15,7 @@ import (
 type Result struct {
 	Setting
 	Kernel string `json:"kernel"`
+	Days   string `json:"days"` // over which the rounds go
 	Cells  []Cell `json:"cells"`
 
 	rounds []*Round
@@ -64,8 +66,22 @@ func resultOf(rounds []*Round, orders []Order) *Result {
 	}
 	if len(r.rounds) > 0 {
 		r.Setting, r.Kernel = r.rounds[0].Setting, r.rounds[0].Kernel
+		r.Days = daysOf(r.rounds)
 	}
 	return r
+}
+
+// daysOf says on which days the runs of the rounds began. What else the machine did affects all
+// arms alike only within a run.
+func daysOf(rounds []*Round) string {
+	var days []string
+	for _, round := range rounds {
+		days = append(days, round.Run.Format(time.DateOnly))
+	}
+	if first, last := slices.Min(days), slices.Max(days); first != last {
+		return "from " + first + " to " + last + ": arms are compared across runs"
+	}
+	return "on " + days[0]
 }
 
 func cellOf(order Order, rounds []*Round) Cell {
@@ -143,7 +159,7 @@ func (r *Result) Whole() bool {
 
 // Print shows the result for people.
 func (r *Result) Print(w io.Writer) {
-	fmt.Fprintf(w, "%v, kernel %s\n", r.Setting, r.Kernel)
+	fmt.Fprintf(w, "%v, kernel %s, %s\n", r.Setting, r.Kernel, r.Days)
 	fmt.Fprintln(w, "medians; times in ms, counts for each start")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprint(t, "arm\tfunction\tn\tMiB\trounds\tanswered\t",

@@ -3,13 +3,9 @@ package express
 import (
 	"fmt"
 	"io"
-	"os"
 	"slices"
-	"strings"
 	"text/tabwriter"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/bench"
 )
@@ -117,19 +113,7 @@ func (r *Result) cell(load, arm string) *Cell {
 }
 
 // machine says on what was measured.
-func machine() string {
-	var name unix.Utsname
-	_ = unix.Uname(&name)
-	model := "unknown CPUs"
-	b, err := os.ReadFile("/proc/cpuinfo")
-	if err == nil {
-		if _, rest, found := strings.Cut(string(b), "model name\t: "); found {
-			model, _, _ = strings.Cut(rest, "\n")
-		}
-	}
-	return fmt.Sprintf("one of %d × %s, Linux %s", strings.Count(string(b), "processor\t:"), model,
-		unix.ByteSliceToString(name.Release[:]))
-}
+func machine() string { return "one of " + bench.Machine() }
 
 // Print prints the result for a person.
 func (r *Result) Print(w io.Writer) {

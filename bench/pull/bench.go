@@ -1,6 +1,7 @@
 package pull
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,6 +53,8 @@ type Round struct {
 	Order
 	Of       Image              `json:"of"`
 	About    string             `json:"about"` // the arm
+	On       string             `json:"on"`    // the machine and its kernel
+	Run      time.Time          `json:"run"`   // when its run began
 	Began    time.Time          `json:"began"`
 	Ms       float64            `json:"ms"`
 	SyncedMs float64            `json:"synced_ms"` // until all that it wrote was on the disk
@@ -74,6 +77,10 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	defer registry.Close()
+	run, on := time.Now().UTC(), machine()
+	if err := b.from(on); err != nil {
+		return nil, err
+	}
 	for _, o := range b.orders() {
 		of, arm := b.named(o)
 		if played, err := b.has(o, of, arm.About); err != nil {
@@ -85,6 +92,7 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s pulls %s: %w", o.Arm, o.Image, err)
 		}
+		round.On, round.Run = on, run
 		fmt.Fprintf(b.Out, "image  %s, %d Mbit/s, %d CPUs, round %d: %s took %.0f ms\n", o.Image,
 			o.Mbits, o.CPUs, o.Round, o.Arm, round.Ms)
 		if err := b.Kept.Add(*round); err != nil {
@@ -92,6 +100,18 @@ func (b *Bench) Run(ctx context.Context) (*Result, error) {
 		}
 	}
 	return b.result(), nil
+}
+
+// from refuses pulls on another machine or kernel.
+func (b *Bench) from(machine string) error {
+	for _, r := range b.Kept.All {
+		if r.On != machine {
+			return fmt.Errorf("%s has pulls on %s, and this is %s: name another folder",
+				b.Kept.File(), cmp.Or(r.On, "a machine that an earlier build did not note"),
+				machine)
+		}
+	}
+	return nil
 }
 
 // has says whether an order was played. A pull of another image, or by other programs, under the

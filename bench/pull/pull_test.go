@@ -207,3 +207,25 @@ func TestEachPullHasADiskOfItsOwn(t *testing.T) {
 		t.Errorf("mounted: %s, %v", mounts, err)
 	}
 }
+
+// A pull is compared with one of the same run only, and never with one on another machine.
+func TestPullsOfOneRunAreCompared(t *testing.T) {
+	one, other := time.Unix(1, 0), time.Unix(2, 0)
+	ours := []Round{{Run: one, Ms: 30}, {Run: other, Ms: 90}}
+	if q := times(ours, []Round{{Run: one, Ms: 10}}); q.Count != 1 || q.Median != 3 {
+		t.Errorf("%+v", q)
+	}
+	k, err := kept.Open[Round](t.TempDir(), "pulls")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Close()
+	b := Bench{Kept: k}
+	for on, want := range map[string]bool{"here": true, "there": false, "": false} {
+		k.All = []Round{{On: on}}
+		if err := b.from("here"); (err == nil) != want ||
+			err != nil && strings.Contains(err.Error(), "\n") {
+			t.Errorf("pulls on %q: %v", on, err)
+		}
+	}
+}

@@ -4,13 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"text/tabwriter"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/bench"
 )
@@ -76,12 +72,13 @@ func (b *Bench) result() *Result {
 	return r
 }
 
-// times compares the pulls of each round that both played.
+// times compares the pulls of each round that both played in one run: on another day the machine
+// does something else beside.
 func times(theirs, first []Round) bench.Quantiles {
 	var all []float64
 	for _, one := range theirs {
 		for _, other := range first {
-			if one.Order.Round == other.Order.Round {
+			if one.Run.Equal(other.Run) && one.Order.Round == other.Order.Round {
 				all = append(all, one.Ms/other.Ms)
 			}
 		}
@@ -90,18 +87,7 @@ func times(theirs, first []Round) bench.Quantiles {
 }
 
 // machine says on what was measured.
-func machine() string {
-	var name unix.Utsname
-	_ = unix.Uname(&name)
-	model := "unknown CPUs"
-	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		if _, rest, found := strings.Cut(string(b), "model name\t: "); found {
-			model, _, _ = strings.Cut(rest, "\n")
-		}
-	}
-	return fmt.Sprintf("%d × %s, Linux %s, an ext4 of its own for each pull", runtime.NumCPU(),
-		model, unix.ByteSliceToString(name.Release[:]))
-}
+func machine() string { return bench.Machine() + ", an ext4 of its own for each pull" }
 
 // order sorts the cells: by image, conditions and arm.
 func (r *Result) order() {
