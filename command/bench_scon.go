@@ -57,6 +57,7 @@ func benchScon() *cobra.Command {
 		// The processes of hosts end with the thread that has started them.
 		runtime.LockOSThread()
 		b.Command, b.Out = []string{self, "bench", sconHost}, cmd.ErrOrStderr()
+		b.Version = version
 		if b.Kept, err = kept.Open[express.Round](folder, messagesFile); err != nil {
 			return err
 		}

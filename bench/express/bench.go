@@ -1,6 +1,7 @@
 package express
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ type Bench struct {
 	Arms    []string // empty: those that are of interest for each load
 	Rounds  int
 	Budget  time.Duration // of CPU time, of a load in a round
+	Version string        // of fastiov
 	Command []string      // makes the process of an arm's host; the arm's name follows
 	Kept    *kept.Rounds[Round]
 	Out     io.Writer
@@ -33,6 +35,8 @@ type Round struct {
 	Run   time.Time `json:"run"` // when its run began
 	Round int       `json:"round"`
 	On    string    `json:"on"` // the machine and its kernel
+	// of fastiov, whose express path it is; empty: it was not noted
+	Version string `json:"version"`
 	Measure
 }
 
@@ -82,7 +86,7 @@ func (b *Bench) Run(ctx context.Context) (_ *Result, err error) {
 					return nil, fmt.Errorf("%s by %s: %w", l.Name, arm, err)
 				}
 				if err := b.Kept.Add(Round{Load: l.Name, Arm: arm, Run: run, Round: round, On: on,
-					Measure: m}); err != nil {
+					Version: b.Version, Measure: m}); err != nil {
 					return nil, err
 				}
 			}
@@ -138,12 +142,13 @@ func (b *Bench) play(ctx context.Context, load, arm string) (m Measure, err erro
 	return m, err
 }
 
-// of refuses rounds of another machine or kernel.
+// of refuses rounds of another machine or kernel, and those of another fastiov.
 func (b *Bench) of(machine string) error {
 	for _, r := range b.Kept.All {
-		if r.On != machine {
-			return fmt.Errorf("%s has rounds of %s, and this is %s: name another folder",
-				b.Kept.File(), r.On, machine)
+		if r.On != machine || r.Version != b.Version {
+			return fmt.Errorf("%s has rounds of %s by fastiov %s, and this is %s by fastiov %s:"+
+				" name another folder", b.Kept.File(), r.On,
+				cmp.Or(r.Version, "of an unnoted version"), machine, b.Version)
 		}
 	}
 	return nil

@@ -49,11 +49,16 @@ func TestRunsAreJoined(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.On = "here"
+		r.On, r.Version = "here", "one"
 		if err := k.Add(r); err != nil {
 			t.Fatal(err)
 		}
-		b := Bench{Kept: k}
+		b := Bench{Kept: k, Version: "one"}
+		for _, version := range []string{"", "another"} {
+			if (&Bench{Kept: k, Version: version}).of("here") == nil {
+				t.Errorf("rounds of fastiov one are pooled with those of %q", version)
+			}
+		}
 		if len(k.All) != n+1 || b.of("here") != nil || b.of("there") == nil {
 			t.Errorf("%d rounds: %+v", n, k.All)
 		}
