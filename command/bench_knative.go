@@ -1,7 +1,6 @@
 package command
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -35,11 +34,10 @@ func benchKnative() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		err = show(cmd, result, asJSON)
-		if err == nil && result.Failed > 0 {
-			err = fmt.Errorf("%d requests failed: %s", result.Failed, result.Example)
+		if err := show(cmd, result, asJSON); err != nil {
+			return err
 		}
-		return err
+		return result.Err()
 	}
 	return cmd
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -38,6 +39,14 @@ type Knative struct {
 	Watches  *Watches `json:"watches"`
 	Failed   int      `json:"failed"`
 	Example  string   `json:"example,omitempty"`
+}
+
+// Err says which requests failed, and what watchers did not get.
+func (k *Knative) Err() (err error) {
+	if k.Failed > 0 {
+		err = fmt.Errorf("%d requests failed: %s", k.Failed, k.Example)
+	}
+	return errors.Join(err, k.Watches.Err())
 }
 
 const (

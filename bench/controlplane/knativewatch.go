@@ -42,6 +42,25 @@ type Slow struct {
 	Goes   bool `json:"goes_on_from_there"`  // with the next change
 }
 
+// Err says what a watcher did not get that it should have.
+func (w *Watches) Err() error {
+	var failed []error
+	note := func(bad bool, format string, args ...any) {
+		if bad {
+			failed = append(failed, fmt.Errorf(format, args...))
+		}
+	}
+	note(w.Lost > 0, "watchers lost %d changes", w.Lost)
+	note(w.Reordered > 0, "watchers read %d events out of order", w.Reordered)
+	note(w.Slow.Events == 0, "the slow watcher read nothing")
+	note(w.Slow.Lost > 0, "the slow watcher read %d events that others did not read in that place",
+		w.Slow.Lost)
+	note(!w.Slow.Gone, "the slow watcher was not told 410")
+	note(w.Slow.Stale > 0, "%d services are stale in the slow watcher's new list", w.Slow.Stale)
+	note(!w.Slow.Goes, "the slow watcher does not go on from its new list")
+	return errors.Join(failed...)
+}
+
 const (
 	watchers     = 10
 	patchers     = 8
