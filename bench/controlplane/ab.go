@@ -89,6 +89,10 @@ func (ab *AB) compare(ctx context.Context, load abLoad, end time.Time) (*Compare
 		}
 	}
 	c.weigh(sides)
+	if !c.Settled && c.Pairs < mostPairs {
+		fmt.Fprintf(ab.Out, "ab  %s  the time was over after %d pairs: nothing is settled\n",
+			load.name, c.Pairs)
+	}
 	for _, s := range sides {
 		if err := s.count(); err != nil {
 			return nil, err
@@ -107,7 +111,7 @@ func (c *Compared) enough(end time.Time) bool {
 func (c *Compared) weigh(sides [2]*side) {
 	c.PerSecond = ratioOf(sides[0].rates, sides[1].rates)
 	c.PerCPUSecond = ratioOf(sides[0].perCPUs, sides[1].perCPUs)
-	c.Settled = c.PerSecond.narrow() && c.PerCPUSecond.narrow()
+	c.Settled = len(sides[0].rates) >= leastPairs && c.PerSecond.narrow() && c.PerCPUSecond.narrow()
 }
 
 // side starts the server of one side of the comparison, deploys the actions that the load calls,

@@ -18,7 +18,7 @@ type ABResult struct {
 // Compared holds the result of one load. Ratios are head to base; above 1 the head does more work.
 type Compared struct {
 	Pairs        int    `json:"pairs"`
-	Settled      bool   `json:"settled"`        // both intervals are ± 1.5 % or narrower
+	Settled      bool   `json:"settled"`        // by enough pairs, both intervals to ± 1.5 %
 	PerSecond    Ratio  `json:"per_second"`     // calls
 	PerCPUSecond Ratio  `json:"per_cpu_second"` // calls per second of the server's CPU time
 	Base         Counts `json:"base"`
@@ -50,7 +50,7 @@ func (r *ABResult) Print(w io.Writer) {
 		c := b.of
 		settled := ""
 		if !c.Settled {
-			settled = ", wider than ± 1.5 %: give it more time by --within"
+			settled = ", too few or wider than ± 1.5 %: give it more time by --within"
 		}
 		fmt.Fprintf(t, "%s\t\t\t%d pairs%s\n", b.name, c.Pairs, settled)
 		ratio := func(what string, r Ratio) {

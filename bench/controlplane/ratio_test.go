@@ -3,6 +3,7 @@ package controlplane
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -55,5 +56,17 @@ func TestEqualSidesAreOne(t *testing.T) {
 	want := Ratio{Ratio: 1, Low: 1, High: 1, Base: 2, Head: 2}
 	if r := ratioOf(same, same); r != want || !r.narrow() || same[0] != 3 {
 		t.Errorf("%+v of %v", r, same)
+	}
+}
+
+// A few pairs have a narrow interval by chance: that of one has no width.
+func TestAFewPairsSettleNothing(t *testing.T) {
+	for n, want := range map[int]bool{1: false, leastPairs - 1: false, leastPairs: true} {
+		same := slices.Repeat([]float64{3}, n)
+		one := &side{rates: same, perCPUs: same}
+		c := &Compared{}
+		if c.weigh([2]*side{one, one}); c.Settled != want {
+			t.Errorf("%d pairs are settled: %v", n, c.Settled)
+		}
 	}
 }
