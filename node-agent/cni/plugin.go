@@ -106,14 +106,23 @@ func (c *conf) addressed(
 	if err != nil {
 		return err
 	}
+	if len(got.IPs) == 0 { // as sriov-cni: the container would run, and nobody could reach it
+		return fmt.Errorf("the IPAM plugin %s gave no address", c.IPAM.Type)
+	}
 	req.Command = Address
 	for _, ip := range got.IPs {
-		address, _ := prefixOf(ip.Address)
+		address, err := prefixOf(ip.Address)
+		if err != nil {
+			return fmt.Errorf("the IPAM plugin %s: an address: %w", c.IPAM.Type, err)
+		}
 		gateway, _ := netip.AddrFromSlice(ip.Gateway)
 		req.IPs = append(req.IPs, IP{address, gateway.Unmap()})
 	}
 	for _, r := range got.Routes {
-		dst, _ := prefixOf(r.Dst)
+		dst, err := prefixOf(r.Dst)
+		if err != nil {
+			return fmt.Errorf("the IPAM plugin %s: a route: %w", c.IPAM.Type, err)
+		}
 		gw, _ := netip.AddrFromSlice(r.GW)
 		req.Routes = append(req.Routes, Route{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority,
 			r.Table, r.Scope})
@@ -227,7 +236,10 @@ func check(args *skel.CmdArgs) error {
 		req.Device, req.Settings.MAC = nic.PciID, nic.Mac
 		for _, ip := range before.IPs {
 			if ip.Interface != nil && *ip.Interface == i {
-				address, _ := prefixOf(ip.Address)
+				address, err := prefixOf(ip.Address)
+				if err != nil {
+					return types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
+				}
 				req.IPs = append(req.IPs, IP{Address: address})
 			}
 		}
