@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -160,10 +161,21 @@ func leaveNote(runDir string, a Attachment) error {
 		return err
 	}
 	defer dir.Close()
-	return dir.WriteFile(noteOf(a), nil, 0o600)
+	// By another name until it is whole: an empty note would name nobody.
+	if err := dir.WriteFile(noteOf(a)+unfinished, []byte(a.String()), 0o600); err != nil {
+		return err
+	}
+	return dir.Rename(noteOf(a)+unfinished, noteOf(a))
 }
 
-func noteOf(a Attachment) string { return url.PathEscape(a.String()) }
+// noteOf returns the name of an attachment's note, which says inside whose it is: a network's name
+// may be longer than a file's.
+func noteOf(a Attachment) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(a.String()))) }
+
+// formerNoteOf returns the name that earlier plugins gave it, which is all that such a note says.
+func formerNoteOf(a Attachment) string { return url.PathEscape(a.String()) }
+
+const unfinished = ".new"
 
 // openNotes opens the folder, unless somebody else could have put it or a note of it there: a note
 // ends an attachment.
@@ -194,6 +206,11 @@ func DropNote(runDir string, a Attachment) error {
 	dir, err := openNotes(runDir)
 	if err == nil {
 		defer dir.Close()
+		if former := formerNoteOf(a); len(former) <= unix.NAME_MAX {
+			if err := dir.Remove(former); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
 		err = dir.Remove(noteOf(a))
 	}
 	if errors.Is(err, fs.ErrNotExist) {
@@ -215,8 +232,17 @@ func TakeNotes(runDir string, end func(Attachment)) error {
 	left, err := fs.ReadDir(dir.FS(), ".")
 	failed := []error{err}
 	for _, note := range left {
+		if strings.HasSuffix(note.Name(), unfinished) { // its DEL has failed
+			failed = append(failed, dir.RemoveAll(note.Name()))
+			continue
+		}
 		name, _ := url.PathUnescape(note.Name())
-		if a, ok := ParseAttachment(name); ok {
+		a, ok := ParseAttachment(name)
+		if !ok {
+			text, _ := dir.ReadFile(note.Name())
+			a, ok = ParseAttachment(string(text))
+		}
+		if ok {
 			end(a)
 		} else {
 			failed = append(failed, fmt.Errorf("%s names no attachment",
