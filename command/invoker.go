@@ -65,6 +65,7 @@ func invokerCmd() *cobra.Command {
 		}
 		var nodes []api.NodeClient
 		var watched []live.Named
+		alone.far.keys.Log = log
 		for _, address := range addresses {
 			node, hangUp, err := api.Dial(address, alone.far.keys)
 			if err != nil {

@@ -3,8 +3,11 @@ package api
 import (
 	"crypto/tls"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
 	"testing"
 	"time"
 )
@@ -90,6 +93,49 @@ func TestWhoseAnAddressIs(t *testing.T) {
 	} {
 		if got := machineOf(netip.MustParseAddr(at)); got != want {
 			t.Errorf("%s is of %s, want %s", at, got, want)
+		}
+	}
+}
+
+// What keeps renewed files from being used is logged once for each reason, and once that they are.
+func TestRenewedKeysThatCannotBeUsedAreLogged(t *testing.T) {
+	ours := newAuthority(t)
+	keys := ours.keys("node", ours)
+	read := func(file string) string {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(content)
+	}
+	good, other := read(keys.Cert), read(ours.keys("other", ours).Cert)
+	var log strings.Builder
+	s, err := NewTLSServer(server{}, keys, slog.New(slog.NewTextHandler(&log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := serve(t, "tcp", "127.0.0.1:0", s)
+	mine := ours.keys("invoker", ours)
+	for _, c := range []struct {
+		cert, logs string
+	}{
+		{good, ""},
+		{"half", "failed to find any PEM data"},
+		{"half", ""},
+		{other, "private key does not match"},
+		{good, "are used"},
+		{good, ""},
+	} {
+		log.Reset()
+		if err := os.WriteFile(keys.Cert, []byte(c.cert), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := ask(t, address, mine); err != nil {
+			t.Fatal(err)
+		}
+		said := log.String()
+		if !strings.Contains(said, c.logs) || strings.Count(said, "\n") != min(1, len(c.logs)) {
+			t.Errorf("with %.10q: %q", c.cert, said)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -11,7 +12,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -50,7 +50,10 @@ const grace = 10 * time.Second
 
 // Keys names the files by which the two ends of a connection over TCP know each other: each shows
 // its certificate, and takes the other's only if CA has signed it.
-type Keys struct{ Cert, Key, CA string }
+type Keys struct {
+	Cert, Key, CA string
+	Log           *slog.Logger // of renewed files that cannot be used; nil: slog's default
+}
 
 // Dial returns a client of the node at address: host:port, or the path of a Unix socket, where the
 // right to open it is the authentication. It does not wait for the node to answer.
@@ -123,6 +126,7 @@ func NewServer(node NodeServer, log *slog.Logger) *Server {
 // NewTLSServer returns a server of node for TCP, which takes no client without a certificate that
 // keys.CA has signed.
 func NewTLSServer(node NodeServer, keys Keys, log *slog.Logger) (*Server, error) {
+	keys.Log = cmp.Or(keys.Log, log)
 	secure, err := keys.credentials()
 	if err != nil {
 		return nil, err
@@ -158,7 +162,10 @@ func healthOf(node NodeServer) healthpb.HealthServer {
 type renewing struct {
 	credentials.TransportCredentials // of the keys as they were at first: its protocol
 	keys                             Keys
-	last                             atomic.Pointer[credentials.TransportCredentials]
+
+	mu   sync.Mutex
+	last credentials.TransportCredentials
+	told string // why the files cannot be used, as logged; "" where they can
 }
 
 func (k Keys) credentials() (credentials.TransportCredentials, error) {
@@ -166,17 +173,37 @@ func (k Keys) credentials() (credentials.TransportCredentials, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &renewing{TransportCredentials: credentials.NewTLS(config), keys: k}
-	r.last.Store(&r.TransportCredentials)
-	return r, nil
+	first := credentials.NewTLS(config)
+	return &renewing{TransportCredentials: first, keys: k, last: first}, nil
 }
 
 func (r *renewing) now() credentials.TransportCredentials {
-	if config, err := r.keys.config(); err == nil {
-		fresh := credentials.NewTLS(config)
-		r.last.Store(&fresh)
+	config, err := r.keys.config()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tell(err)
+	if err == nil {
+		r.last = credentials.NewTLS(config)
 	}
-	return *r.last.Load()
+	return r.last
+}
+
+// tell logs why the files cannot be used when that changes, and that they can be used again.
+func (r *renewing) tell(err error) {
+	says := ""
+	if err != nil {
+		says = err.Error()
+	}
+	if says == r.told {
+		return
+	}
+	r.told = says
+	log := cmp.Or(r.keys.Log, slog.Default())
+	if err != nil {
+		log.Error("renewed keys of the node API cannot be used; the former ones serve", "err", err)
+	} else {
+		log.Info("renewed keys of the node API are used")
+	}
 }
 
 func (r *renewing) ClientHandshake(ctx context.Context, authority string,
