@@ -146,6 +146,9 @@ func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 	}
 	ending.Wait()
 	left := d.Leftovers(nil)
+	if len(left) == 0 {
+		d.shims().kill() // one that containerd has lost has no container
+	}
 	d.Close()
 	if err == nil && len(left) > 0 {
 		err = fmt.Errorf("containerd has not ended %s", left)

@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -57,6 +58,8 @@ type Driver struct {
 	boxes    sync.WaitGroup
 	turns    chan struct{} // those that make a second program in a sandbox
 
+	endWithin, endAgain time.Duration // containerd, to end a container; and until it is asked again
+
 	mu   sync.Mutex
 	used map[string]bool // ids of sandboxes that are there
 }
@@ -64,13 +67,13 @@ type Driver struct {
 const (
 	readyWithin = time.Minute      // containerd, to answer for the first time
 	makeWithin  = 30 * time.Second // containerd, to make a container or its process
-	endWithin   = 30 * time.Second // containerd, to end a container
 	pauseWithin = 10 * time.Second
 )
 
 // Open connects to containerd.
 func Open(ctx context.Context, cfg Config) (_ *Driver, err error) {
 	d := &Driver{Config: cfg, closing: make(chan struct{}), used: map[string]bool{},
+		endWithin: 30 * time.Second, endAgain: 10 * time.Second,
 		turns: make(chan struct{}, max(1, goruntime.NumCPU()/4))}
 	if d.runtimes, err = runtimesOf(cfg.Handlers, d.shims().path); err != nil {
 		return nil, err
@@ -230,7 +233,7 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec,
 		return nil, err
 	}
 	if err := b.furnish(ctx, tl); err != nil {
-		d.end(context.Background(), spec, 0)
+		_, _ = d.end(context.Background(), spec, 0)
 		d.unplug(spec, b.net)
 		b.letGo(false)
 		return nil, err
@@ -330,7 +333,7 @@ func (d *Driver) endFound(ctx context.Context, spec sandbox.Spec) {
 	if len(spec.Sidecars) == 0 {
 		spec.Sidecars = make([]sandbox.Sidecar, limits.Sidecars)
 	}
-	d.end(ctx, spec, 0)
+	_, _ = d.end(ctx, spec, 0)
 	if namespace != nil {
 		d.unplug(spec, namespace)
 		_ = namespace.Close()
@@ -339,9 +342,9 @@ func (d *Driver) endFound(ctx context.Context, spec sandbox.Spec) {
 
 // end ends what there is of a sandbox, and returns how one of its programs ended: a sidecar by its
 // number, or the one that serves, by 0.
-func (d *Driver) end(ctx context.Context, spec sandbox.Spec, of int) (exit string) {
+func (d *Driver) end(ctx context.Context, spec sandbox.Spec, of int) (exit string, err error) {
 	d.cgroup(spec).kill() // also where containerd does not answer
-	ctx, cancel := context.WithTimeout(d.named(ctx), endWithin)
+	ctx, cancel := context.WithTimeout(d.named(ctx), d.endWithin)
 	defer cancel()
 	starved := d.cgroup(spec).starved() // the runtime removes the cgroup
 	exits, errs := make([]string, 1+len(spec.Sidecars)), make([]error, 1+len(spec.Sidecars))
@@ -352,14 +355,32 @@ func (d *Driver) end(ctx context.Context, spec sandbox.Spec, of int) (exit strin
 	exits[0], errs[0] = d.clean(ctx, spec)
 	ending.Wait()
 	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
-		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", errs[i])
+		err = errs[i]
+		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", err)
 	}
 	d.unshare(spec.ID)
 	d.cgroup(spec).remove()
 	if exit = exits[of]; starved > 0 {
 		exit += fmt.Sprintf("; %d of its processes killed for want of memory", starved)
 	}
-	return exit
+	return exit, err
+}
+
+// endAtLast ends a sandbox as often as it takes: its container stays where containerd is away for
+// longer than one attempt lasts, and nobody else would end it. It leaves it to a later agent where
+// the driver closes meanwhile.
+func (d *Driver) endAtLast(spec sandbox.Spec, of int) (exit string) {
+	for {
+		said, err := d.end(context.Background(), spec, of)
+		if exit = cmp.Or(exit, said); err == nil {
+			return exit
+		}
+		select {
+		case <-d.closing:
+			return exit
+		case <-time.After(d.endAgain):
+		}
+	}
 }
 
 // clean removes the container of a program that was killed, and what it had, and returns how the
@@ -373,9 +394,9 @@ func (d *Driver) clean(ctx context.Context, spec sandbox.Spec) (exit string, err
 		// A runc that was killed while it made a container leaves that, and its own program,
 		// mounted there.
 		unmountAll(filepath.Join(d.states(), spec.ID))
+		_ = os.Remove(d.shimSocket(spec.ID)) // without it, nobody reaches a shim that lives
 	}
 	unmount(d.writable(spec.ID))
-	_ = os.Remove(d.shimSocket(spec.ID))
 	for _, stream := range streams {
 		_ = os.Remove(fifo(spec, stream))
 	}
@@ -493,7 +514,7 @@ func (d *Driver) tend(b *box) {
 		}
 		b.booting.Wait() // its process may only be born now
 		if !letGo {
-			exit = d.end(context.Background(), b.spec, endedFirst(b.Cause()))
+			exit = d.endAtLast(b.spec, endedFirst(b.Cause()))
 		}
 		b.HangUp()
 		if !letGo {

@@ -61,7 +61,7 @@ func (b *box) Exec(ctx context.Context, command []string) (status int, err error
 	}
 	defer func() {
 		made()
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), endWithin)
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.driver.endWithin)
 		defer cancel()
 		_, _ = p.Delete(ending, client.WithProcessKill)
 	}()

@@ -1,12 +1,15 @@
 package containerd
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -63,6 +66,58 @@ func TestARuntimeThatWasKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.End(sandbox.Spec{ID: "killed", Dir: t.TempDir()})
+}
+
+// A failure is a log in which it is seen that containerd has not ended a sandbox.
+type failure chan struct{}
+
+func (f failure) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte("containerd has not ended")) {
+		select {
+		case f <- struct{}{}:
+		default:
+		}
+	}
+	return len(line), nil
+}
+
+// A sandbox that ends while containerd is away is ended when that is back, and so is its shim.
+func TestASandboxEndsWhileContainerdIsAway(t *testing.T) {
+	h := newHost(t)
+	failed := make(failure, 1)
+	h.config.Log = slog.New(slog.NewTextHandler(io.MultiWriter(t.Output(), failed), nil))
+	d := h.open()
+	defer d.Close()
+	d.endWithin, d.endAgain = 2*time.Second, 100*time.Millisecond
+	s, _ := h.start(d, "away", h.program())
+	pid := 0
+	processes, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range processes {
+		line, _ := os.ReadFile(file)
+		if bytes.Contains(line, []byte(d.daemon.file())) {
+			pid, _ = strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		}
+	}
+	if pid == 0 {
+		t.Fatal("there is no containerd")
+	}
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var closing sync.WaitGroup
+	closing.Go(s.Close)
+	<-failed
+	_, err := os.Stat(d.shimSocket("away"))
+	if err := errors.Join(err, unix.Kill(pid, unix.SIGCONT)); err != nil {
+		t.Errorf("the shim is beyond reach: %v", err)
+	}
+	closing.Wait()
+	if left := d.Leftovers(nil); len(left) > 0 {
+		t.Errorf("left over: %v", left)
+	}
+	if _, err := os.Stat(d.shimSocket("away")); err == nil {
+		t.Error("the shim's socket is left")
+	}
 }
 
 // A second program runs in a sandbox, as its own does. While one lasts others are made, and one
