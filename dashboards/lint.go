@@ -12,14 +12,7 @@ import (
 // tested elsewhere.
 func Lint(all map[string]Dashboard) []string {
 	var l lint
-	uids, metrics := map[string]string{}, map[string]bool{}
-	for _, m := range Metrics() {
-		metrics[m.Name] = true
-		if m.Type == "histogram" {
-			metrics[m.Name+"_bucket"], metrics[m.Name+"_sum"], metrics[m.Name+"_count"] = true,
-				true, true
-		}
-	}
+	uids, series := map[string]string{}, allSeries()
 	for _, file := range slices.Sorted(maps.Keys(all)) {
 		d := all[file]
 		l.at = file
@@ -42,7 +35,7 @@ func Lint(all map[string]Dashboard) []string {
 				l.say("its title is not its own")
 			}
 			ids[p.ID], titles[p.Title] = true, true
-			l.panel(&p, metrics)
+			l.panel(&p, series)
 		}
 	}
 	return l.said
@@ -57,7 +50,7 @@ func (l *lint) say(format string, args ...any) {
 	l.said = append(l.said, l.at+": "+fmt.Sprintf(format, args...))
 }
 
-func (l *lint) panel(p *Panel, metrics map[string]bool) {
+func (l *lint) panel(p *Panel, series map[string]Metric) {
 	if p.Description == "" {
 		l.say("it has no description")
 	}
@@ -83,33 +76,80 @@ func (l *lint) panel(p *Panel, metrics map[string]bool) {
 			}
 			continue
 		}
-		l.expression(&t, metrics)
+		l.expression(&t, series)
 	}
 }
 
 var (
-	ours     = regexp.MustCompile(`\bfastiov_[a-z_]+\b`)
+	ours     = regexp.MustCompile(`\bfastiov_[a-z_]+\b(?:\{[^}]*\})?`)
+	matcher  = regexp.MustCompile(`(\w+) *(=~|!~|!=|=) *"([^"]*)"`)
 	ofRange  = regexp.MustCompile(`\[([^\]]+)\]`)
 	variable = regexp.MustCompile(`\$\{?(\w+)\}?`)
 )
 
-func (l *lint) expression(t *Target, metrics map[string]bool) {
+func (l *lint) expression(t *Target, series map[string]Metric) {
 	if t.Expr == "" {
 		l.say("query %s is empty", t.RefID)
 	}
 	if t.LegendFormat == "" {
 		l.say("query %s has no legend", t.RefID)
 	}
-	for _, name := range ours.FindAllString(t.Expr, -1) {
-		if !metrics[name] {
-			l.say("query %s asks for %s, which nobody counts", t.RefID, name)
-		}
+	for _, said := range misnamed(t.Expr, series) {
+		l.say("query %s: %s", t.RefID, said)
 	}
 	for _, over := range ofRange.FindAllStringSubmatch(t.Expr, -1) {
 		if t.Range && over[1] == whole || t.Instant && over[1] == window {
 			l.say("query %s: along the range over %s, once over %s", t.RefID, window, whole)
 		}
 	}
+}
+
+// allSeries returns the metric of each series, by the series' name.
+func allSeries() map[string]Metric {
+	all := map[string]Metric{}
+	for _, m := range Metrics() {
+		if m.Type != "histogram" {
+			all[m.Name] = m
+			continue
+		}
+		for _, of := range []string{"_bucket", "_sum", "_count"} {
+			all[m.Name+of] = m
+		}
+	}
+	return all
+}
+
+// misnamed returns what an expression asks for that is never there: a series, a label, or a value
+// of one that has only so many.
+func misnamed(expr string, series map[string]Metric) (said []string) {
+	for _, one := range ours.FindAllString(expr, -1) {
+		name, selector, _ := strings.Cut(one, "{")
+		m, known := series[name]
+		if !known {
+			said = append(said, name+" is asked for, which nobody counts")
+			continue
+		}
+		for _, by := range matcher.FindAllStringSubmatch(selector, -1) {
+			label, how, value := by[1], by[2], by[3]
+			if !slices.Contains(append(m.Labels, "instance", "job", "le"), label) {
+				said = append(said, fmt.Sprintf("%s has no label %s", name, label))
+			}
+			all, _ := Values(m.Name, label)
+			if all == nil || strings.Contains(value, "$") {
+				continue
+			}
+			wanted := []string{value}
+			if strings.HasSuffix(how, "~") {
+				wanted = strings.Split(value, "|")
+			}
+			for _, v := range wanted {
+				if !slices.Contains(all, v) {
+					said = append(said, fmt.Sprintf("%s never has %s=%q", name, label, v))
+				}
+			}
+		}
+	}
+	return said
 }
 
 // variables finds variables that are used but not defined, or defined but not used.
