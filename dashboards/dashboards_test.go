@@ -105,6 +105,20 @@ func TestLintFindsWhatIsWrong(t *testing.T) {
 	}
 }
 
+// A VF's address is its node's: nodes alike have the same ones, which no panel adds up.
+func TestNoPanelMixesTheVFsOfNodes(t *testing.T) {
+	for _, p := range vfPool().Panels {
+		for _, q := range p.Targets {
+			joined := strings.Contains(q.Expr, `"instance", "vf"`)
+			named := strings.Contains(q.LegendFormat, "{{instance}}")
+			if strings.Contains(q.Expr, "by (vf)") && !joined ||
+				strings.Contains(q.LegendFormat, "{{vf}}") && !named {
+				t.Errorf("%s: %s, %q", p.Title, q.Expr, q.LegendFormat)
+			}
+		}
+	}
+}
+
 // Names and units of metrics follow Prometheus' conventions, and every label has a documented
 // bound.
 func TestMetricsAreNamedAndBounded(t *testing.T) {

@@ -23,15 +23,16 @@ func vfPool() Dashboard {
 		tail("fastiov_node_vf_reset_seconds", on, window, "task", "{{task}}")...)
 	b.panel(bars, 12, 9, "s", "Leases by age",
 		"How long ago each leased VF was leased, the oldest first.",
-		query{`sort_desc(max by (vf) (fastiov_node_vf_lease_age_seconds` + on + `))`, "{{vf}}"})
+		query{`sort_desc(max by (instance, vf) (fastiov_node_vf_lease_age_seconds` + on + `))`,
+			"{{instance}} {{vf}}"})
 	b.panel(table, 12, 9, "short", "VFs that made trouble",
 		"Failed resets and errors reported by users of a VF, since the agent started.",
-		query{`sum by (vf) (fastiov_node_vf_reset_failures_total` + on + `)`, "failed resets"},
-		query{`sum by (vf) (fastiov_node_vf_faults_total` + on + `)`, "errors"}).columns("vf")
+		query{byVF("fastiov_node_vf_reset_failures_total" + on), "failed resets"},
+		query{byVF("fastiov_node_vf_faults_total" + on), "errors"}).columns("vf")
 	b.panel(lines, 12, 9, "short", "Failed resets",
 		"Preparations and resets that failed in the last five minutes, by VF.",
-		query{`sum by (vf) (increase(fastiov_node_vf_reset_failures_total` + on +
-			`[5m]))`, "{{vf}}"})
+		query{`sum by (instance, vf) (increase(fastiov_node_vf_reset_failures_total` + on +
+			`[5m]))`, "{{instance}} {{vf}}"})
 	b.panel(lines, 12, 9, "s", "Opening and wiring a VF",
 		"The p50 and p99 of the stages that touch the VF, as begun and ended in the node.",
 		query{quantile("0.5", "fastiov_node_stage_seconds",
@@ -41,4 +42,10 @@ func vfPool() Dashboard {
 			`{instance=~"$instance", stage=~"cni|4-vfio-dev|5-vf-driver"}`, window, "stage"),
 			"p99 {{stage}}"})
 	return b.Dashboard
+}
+
+// byVF sums a series by VF, in one label that a table can join rows by: nodes alike have VFs of the
+// same addresses.
+func byVF(series string) string {
+	return `sum by (vf) (label_join(` + series + `, "vf", " ", "instance", "vf"))`
 }

@@ -14,6 +14,7 @@ import (
 	"context"
 	"encoding/hex"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -55,6 +56,9 @@ func New(spans int) *Store {
 // mostOfSpan bounds the bytes that are kept of one span; ours have some hundred.
 const mostOfSpan = 8 << 10
 
+// mostOfService bounds the bytes that are kept of a service's name, which each of its spans holds.
+const mostOfService = 256
+
 // Add adds spans in OTLP's form. It leaves out a span without valid ids, which no search could
 // find, and a span that is too large.
 func (s *Store) Add(batches []*tracepb.ResourceSpans) {
@@ -64,7 +68,7 @@ func (s *Store) Add(batches []*tracepb.ResourceSpans) {
 		service := "unknown"
 		for _, a := range of.GetResource().GetAttributes() {
 			if a.GetKey() == "service.name" {
-				service = a.GetValue().GetStringValue()
+				service = cut(a.GetValue().GetStringValue())
 			}
 		}
 		for _, scope := range of.GetScopeSpans() {
@@ -82,6 +86,14 @@ func (s *Store) Add(batches []*tracepb.ResourceSpans) {
 		s.spans -= len(first.spans)
 		delete(s.traces, first.id)
 	}
+}
+
+// cut returns a service's name, or as much of it as is kept.
+func cut(name string) string {
+	if len(name) <= mostOfService {
+		return name
+	}
+	return strings.Clone(strings.ToValidUTF8(name[:mostOfService], ""))
 }
 
 func (s *Store) add(service string, sp *tracepb.Span) {

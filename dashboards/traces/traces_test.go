@@ -16,6 +16,8 @@ import (
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
@@ -249,4 +251,22 @@ func (c *collector) Stop(context.Context) error  { return nil }
 func (c *collector) UploadTraces(_ context.Context, batches []*tracepb.ResourceSpans) error {
 	c.batches = append(c.batches, batches...)
 	return nil
+}
+
+// The bound of a span holds for its service's name as well.
+func TestAServicesNameIsCut(t *testing.T) {
+	s := New(10)
+	name := strings.Repeat("é", 1<<20)
+	attribute := &commonpb.KeyValue{Key: "service.name", Value: &commonpb.AnyValue{
+		Value: &commonpb.AnyValue_StringValue{StringValue: name}}}
+	s.Add([]*tracepb.ResourceSpans{{
+		Resource: &resourcepb.Resource{Attributes: []*commonpb.KeyValue{attribute}},
+		ScopeSpans: []*tracepb.ScopeSpans{{Spans: []*tracepb.Span{
+			{TraceId: make([]byte, 16), SpanId: make([]byte, 8)},
+		}}},
+	}})
+	got := s.oldest[0].spans[0].service
+	if len(got) > mostOfService || !strings.HasPrefix(name, got) || got == "" {
+		t.Errorf("%d bytes are kept, %q", len(got), got[:min(len(got), 300)])
+	}
 }
