@@ -51,6 +51,8 @@ func with(files map[string]string, more ...string) map[string]string {
 const (
 	pf  = "sys/bus/pci/devices/0000:01:00.0/"
 	vf0 = "sys/bus/pci/devices/0000:01:10.0/"
+
+	disk = "sys/bus/pci/devices/0000:02:00.0/"
 )
 
 const shmem = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
@@ -96,6 +98,9 @@ func TestChecksOfFiles(t *testing.T) {
 		{"VF in company", groups, with(card0, pf+"sriov_numvfs", "1", pf+"virtfn0", "→../0000:01:10.0", vf0+"iommu_group/devices/0000:01:10.0", "",
 			vf0+"iommu_group/devices/0000:01:10.2", ""), No,
 			"shares its IOMMU group with 0000:01:10.2"},
+		{"a disk without ACS", groups, with(card0, disk+"sriov_totalvfs", "8",
+			disk+"class", "0x010802", disk+"iommu_group/devices/0000:00:01.0", ""),
+			OK, "will be alone"},
 		{"nothing to group", groups, nil, No, "no VF"},
 		{"vsock", vsock, map[string]string{"dev/vhost-vsock": ""}, OK, ""},
 		{"no vsock", vsock, nil, No, "no /dev/vhost-vsock"},

@@ -119,11 +119,12 @@ func tap(root string) Finding {
 	return ok("tap", "/%s", device)
 }
 
-// groups checks that each VF is alone in its IOMMU group. vfio gives out whole groups, and devices
-// of one group can reach each other past the IOMMU. If no VFs exist yet, the card is checked: if it
-// shares a group with the bridge above it, its VFs will too, because that bridge lacks ACS.
+// groups checks that each VF of a network card is alone in its IOMMU group. vfio gives out whole
+// groups, and devices of one group can reach each other past the IOMMU. If no VFs exist yet, the
+// card is checked: if it shares a group with the bridge above it, its VFs will too, because that
+// bridge lacks ACS. The VFs of other devices are used by nobody here.
 func groups(root string) Finding {
-	all := findCards(root)
+	all := slices.DeleteFunc(findCards(root), func(c card) bool { return !c.network })
 	if len(all) == 0 || len(list(root, "sys/kernel/iommu_groups")) == 0 {
 		return no("iommu groups", "", "no VF with an IOMMU group")
 	}
