@@ -276,8 +276,12 @@ func (c *companion) keep(ctx context.Context) {
 			return
 		case <-time.After(delay):
 		}
+		former := c.running
 		if err := c.start(ctx); err != nil {
-			continue // it says so itself, and its end is noticed above
+			if c.running == former { // else it says so itself, and its end is noticed above
+				c.log.Error("the invoker could not be started", "err", err)
+			}
+			continue
 		}
 		if c.begin() == nil {
 			c.log.Info("the invoker is back")
