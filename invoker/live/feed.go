@@ -240,15 +240,17 @@ func (p *Page) feed(w http.ResponseWriter, r *http.Request) {
 	if who == nil {
 		return
 	}
-	if !p.watch.join() {
+	if !p.watch.join(who.Namespace) {
 		w.Header().Set("Retry-After", "10")
 		refuse(w, http.StatusServiceUnavailable, "as many pages are open as may be; close one")
 		return
 	}
-	defer p.watch.leave()
+	defer p.watch.leave(who.Namespace)
 	s := newStream(w, r, p.slow)
 	defer s.answer.Limit()
 	over := time.After(readsLast)
+	beat := time.NewTimer(p.quiet)
+	defer beat.Stop()
 	me := &reader{namespace: who.Namespace, version: p.cfg.Version}
 	for {
 		picture, next := p.watch.picture()
@@ -257,14 +259,16 @@ func (p *Page) feed(w http.ResponseWriter, r *http.Request) {
 				if s.send(u) != nil {
 					return
 				}
+				beat.Reset(p.quiet)
 			}
 		}
 		select {
 		case <-next:
-		case <-time.After(quiet):
+		case <-beat.C:
 			if s.beat() != nil {
 				return
 			}
+			beat.Reset(p.quiet)
 		case <-over:
 			return
 		case <-r.Context().Done():

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -169,20 +172,104 @@ func TestNobodyLooksWhileNobodyReads(t *testing.T) {
 
 func TestReadersAreBounded(t *testing.T) {
 	page, url := serve(t, nil, newNode())
-	for range mostReads {
-		if !page.watch.join() {
-			t.Fatal("refused too early")
+	var held []string
+	defer func() {
+		for _, namespace := range held {
+			page.watch.leave(namespace)
+		}
+	}()
+	join := func(namespace string, n int) {
+		t.Helper()
+		for range n {
+			if !page.watch.join(namespace) {
+				t.Fatal("refused too early")
+			}
+			held = append(held, namespace)
 		}
 	}
-	if resp := request(t, "GET", url+"/ui/feed", "ann",
-		""); resp.StatusCode != http.StatusServiceUnavailable ||
-		resp.Header.Get("Retry-After") == "" {
-		t.Errorf("one too many: HTTP %d", resp.StatusCode)
+	refused := func(namespace string) {
+		t.Helper()
+		resp := request(t, "GET", url+"/ui/feed", namespace, "")
+		if resp.StatusCode != http.StatusServiceUnavailable ||
+			resp.Header.Get("Retry-After") == "" {
+			t.Errorf("one of %s too many: HTTP %d", namespace, resp.StatusCode)
+		}
 	}
-	for range mostReads {
-		page.watch.leave()
+	join("ann", mostReads/2)
+	refused("ann")
+	join("bob", mostReads/4) // whom ann's do not keep out
+	refused("bob")
+	for n := mostReads / 8; n > 0; n /= 2 {
+		join(fmt.Sprint("other", n), n)
 	}
-	follow(t, url, "ann").next()
+	refused("eve")
+	page.watch.leave(held[0])
+	held = held[1:]
+	follow(t, url, "eve").next()
+}
+
+// A reader hears something now and then though nothing happens, and can tell that from a node that
+// has gone.
+func TestAReaderOfAnIdleNodeHearsABeat(t *testing.T) {
+	n := newNode()
+	page, url := serve(t, nil, n)
+	page.quiet = 2 * pace
+	f := follow(t, url, "ann")
+	f.next()
+	looks := func() (asked int) { n.now(func() { asked = n.asked }); return asked }
+	for first := looks(); looks() < first+10; {
+		runtime.Gosched()
+	}
+	n.now(func() { n.status = &api.StatusReply{Driver: "sim", Draining: true} })
+	beats := 0
+	for f.lines.Scan() && !strings.HasPrefix(f.lines.Text(), "data: ") {
+		if f.lines.Text() == ":" {
+			beats++
+		}
+	}
+	if beats == 0 {
+		t.Error("it has heard nothing for ten looks")
+	}
+}
+
+// A page whose feed says nothing for too long hangs up, and one that hears beats does not.
+func TestAPageGivesALostFeedUp(t *testing.T) {
+	node, err := exec.LookPath("node")
+	if err != nil {
+		t.Skip("there is no node here, which runs the page's script")
+	}
+	script, err := filepath.Abs("page/feed.js")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := exec.Command(node, "--input-type=module", "-e", `
+import {readFileSync} from 'node:fs'
+const source = readFileSync(process.argv[1])
+const {follow} = await import('data:text/javascript;base64,' + source.toString('base64'))
+let left = 5
+globalThis.fetch = async (path, {signal}) => new Response(new ReadableStream({
+  start(out) { signal?.addEventListener('abort', () => out.error(signal.reason)) },
+  pull(out) {
+    if (left-- > 0) return new Promise(heard => setTimeout(heard, 200)).then(() => {
+      out.enqueue(new TextEncoder().encode(left ? ':\n\n' : 'data: {"t":1}\n\n'))
+    })
+    setTimeout(() => process.exit(3), 20_000)
+    return new Promise(() => {})
+  },
+}))
+let took = 0
+try {
+  await follow('a:b', () => took++, 600)
+  process.exit(4)
+} catch (error) {
+  console.log(error.name, took)
+  process.exit(0)
+}
+`, script)
+	out, err := run.CombinedOutput()
+	if err != nil || string(out) != "AbortError 1\n" {
+		t.Errorf("%v: %s", err, out)
+	}
 }
 
 // A reader that takes nothing is dropped. Meanwhile the nodes are polled as usual.
@@ -203,7 +290,7 @@ func TestASlowReaderIsDropped(t *testing.T) {
 	reading := func() bool {
 		page.watch.mu.Lock()
 		defer page.watch.mu.Unlock()
-		return page.watch.readers > 0
+		return page.watch.readers.Used() > 0
 	}
 	for !reading() {
 		runtime.Gosched()

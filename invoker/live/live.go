@@ -48,6 +48,7 @@ type Page struct {
 	closed chan struct{}
 	close  sync.Once
 	slow   time.Duration
+	quiet  time.Duration
 }
 
 //go:embed page
@@ -58,6 +59,7 @@ func New(cfg Config) *Page {
 	p := &Page{
 		cfg: cfg, mux: http.NewServeMux(), watch: newWatch(cfg.Nodes, cfg.Waiting),
 		burst: make(chan struct{}, 1), closed: make(chan struct{}), slow: slow,
+		quiet: quiet,
 	}
 	entries, err := fs.ReadDir(files, "page")
 	if err != nil {

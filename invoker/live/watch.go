@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/status"
 
+	"github.com/fastiov/fastiov/invoker/share"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
@@ -29,7 +30,7 @@ const (
 	pace      = 100 * time.Millisecond // between two looks
 	patience  = time.Second            // how long a node may take to answer
 	keep      = 256                    // ended starts per node
-	mostReads = 32                     // readers at the same time
+	mostReads = 32                     // readers at the same time; a namespace has a share of them
 )
 
 // A watch polls the nodes while it has readers. The result is a picture, which never changes.
@@ -38,7 +39,8 @@ type watch struct {
 
 	mu      sync.Mutex
 	nodes   []*watched
-	readers int
+	readers *share.Whole
+	of      map[string]*share.Part // by namespace, of those that read
 	now     *picture
 	next    chan struct{} // closed when now is replaced
 	stop    context.CancelFunc
@@ -70,7 +72,10 @@ type watched struct {
 }
 
 func newWatch(nodes []Named, waiting func() int) *watch {
-	w := &watch{waiting: waiting, now: &picture{}, next: make(chan struct{})}
+	w := &watch{
+		waiting: waiting, readers: share.Of(mostReads), of: map[string]*share.Part{},
+		now: &picture{}, next: make(chan struct{}),
+	}
 	for i, n := range nodes {
 		w.nodes = append(w.nodes, &watched{
 			Named: n, place: i, last: seen{name: n.Name, status: &api.StatusReply{}},
@@ -79,15 +84,20 @@ func newWatch(nodes []Named, waiting func() int) *watch {
 	return w
 }
 
-// join adds a reader, or returns false if there are too many. The first reader has to wait for the
-// first look.
-func (w *watch) join() bool {
+// join adds a reader, or returns false if there are too many, of all or of its namespace. The first
+// reader has to wait for the first look.
+func (w *watch) join(namespace string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.readers == mostReads {
+	mine := w.of[namespace]
+	if mine == nil {
+		mine = &share.Part{}
+	}
+	if w.readers.Take(mine, 1) != nil {
 		return false
 	}
-	if w.readers++; w.readers == 1 {
+	w.of[namespace] = mine
+	if w.readers.Used() == 1 {
 		ctx, stop := context.WithCancel(context.Background())
 		before := w.stopped // closed when the previous polling goroutine has ended
 		w.stop, w.stopped = stop, make(chan struct{})
@@ -96,10 +106,14 @@ func (w *watch) join() bool {
 	return true
 }
 
-func (w *watch) leave() {
+func (w *watch) leave(namespace string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.readers--; w.readers == 0 {
+	mine := w.of[namespace]
+	if w.readers.Give(mine, 1); mine.Held() == 0 {
+		delete(w.of, namespace)
+	}
+	if w.readers.Used() == 0 {
 		w.stop()
 		w.now = &picture{} // so that a new reader is not shown an old picture
 	}

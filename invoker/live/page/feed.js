@@ -105,15 +105,30 @@ export async function ask(path, key, options = {}) {
   throw new Refusal(response.status, said.error ?? response.statusText)
 }
 
-// follow reads the feed until it ends, calling take with every update. The browser's own EventSource can send no key.
-export async function follow(key, take) {
-  const response = await ask('/ui/feed', key)
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader()
-  for (let rest = ''; ;) {
-    const {value, done} = await reader.read()
-    if (done) return
-    const events = (rest + value).split('\n\n')
-    rest = events.pop()
-    for (const event of events) if (event.startsWith('data: ')) take(JSON.parse(event.slice(6)))
+// A feed that says nothing for so long is lost: where there is no news, it sends an empty event each 15 s.
+const lost = 40_000
+
+// follow reads the feed until it ends or is lost, calling take with every update. The browser's own EventSource can send no key.
+export async function follow(key, take, patience = lost) {
+  const hangUp = new AbortController()
+  let silence
+  const heard = () => {
+    clearTimeout(silence)
+    silence = setTimeout(() => hangUp.abort(), patience)
+  }
+  try {
+    heard()
+    const response = await ask('/ui/feed', key, {signal: hangUp.signal})
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader()
+    for (let rest = ''; ;) {
+      heard()
+      const {value, done} = await reader.read()
+      if (done) return
+      const events = (rest + value).split('\n\n')
+      rest = events.pop()
+      for (const event of events) if (event.startsWith('data: ')) take(JSON.parse(event.slice(6)))
+    }
+  } finally {
+    clearTimeout(silence)
   }
 }
