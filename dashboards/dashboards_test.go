@@ -151,12 +151,7 @@ func TestMetricsAreNamedAndBounded(t *testing.T) {
 
 // promtool tests the rules and checks the files that Prometheus reads.
 func TestRulesSpeakWhenTheyShould(t *testing.T) {
-	if _, err := exec.LookPath("promtool"); err != nil {
-		if os.Getenv("FASTIOV_CI") != "" {
-			t.Fatal(err)
-		}
-		t.Skip("there is no promtool here; install the package prometheus")
-	}
+	needPromtool(t)
 	for _, args := range [][]string{{"check", "config", "prometheus.yml"},
 		{"check", "rules", "--lint-fatal", "recording.yml", "alerts.yml"},
 		{"test", "rules", "rules_test.yml"}} {
@@ -188,6 +183,54 @@ func TestRulesSpeakWhenTheyShould(t *testing.T) {
 func TestRulesAskForWhatThereIs(t *testing.T) {
 	for _, said := range misnamed(ruleText(t), allSeries()) {
 		t.Errorf("in a rule %s", said)
+	}
+}
+
+// The versions of one process, before and after it was upgraded, are told apart, and neither is
+// credited with the other's starts.
+func TestAnUpgradedProcessIsTwoVersions(t *testing.T) {
+	needPromtool(t)
+	asked := func(version string) string {
+		expr := versions()[0].expr
+		if version == "2" {
+			expr = versions()[1].expr
+		}
+		return strings.NewReplacer("$before", "1", "$after", "2", "$sandbox", ".*", "$netpath",
+			".*", "$fastiov", ".*", whole, "20m", "\n", " ", "\t", "").Replace(expr)
+	}
+	file := filepath.Join(t.TempDir(), "versions.yml")
+	rules := `evaluation_interval: 15s
+tests:
+  - interval: 15s
+    input_series:
+      - {series: 'fastiov_cold_start_seconds_bucket{le="0.2",instance="a",job="b"}', values: '0+9x39 0x40'}
+      - {series: 'fastiov_cold_start_seconds_bucket{le="0.4",instance="a",job="b"}', values: '0+9x39 0+9x40'}
+      - {series: 'fastiov_cold_start_seconds_bucket{le="+Inf",instance="a",job="b"}', values: '0+9x39 0+9x40'}
+      - {series: 'fastiov_build_info{version="1",instance="a",job="b"}', values: '1x39 stale'}
+      - {series: 'fastiov_build_info{version="2",instance="a",job="b"}', values: '_x40 1x40'}
+    promql_expr_test:
+      - expr: 'round(` + asked("1") + `, 0.001)'
+        eval_time: 20m
+        exp_samples: [{labels: '{version="1"}', value: 0.1}]
+      - expr: 'round(` + asked("2") + `, 0.001)'
+        eval_time: 20m
+        exp_samples: [{labels: '{version="2"}', value: 0.3}]
+`
+	if err := os.WriteFile(file, []byte(rules), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("promtool", "test", "rules", file).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func needPromtool(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath("promtool"); err != nil {
+		if os.Getenv("FASTIOV_CI") != "" {
+			t.Fatal(err)
+		}
+		t.Skip("there is no promtool here; install the package prometheus")
 	}
 }
 
