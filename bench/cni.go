@@ -100,7 +100,11 @@ func (b *CNI) Run(ctx context.Context) (r *CNIResult, err error) {
 	if run.node, err = cnitest.Start(cfg, tree, cnitest.Wires(tree)); err != nil {
 		return nil, err
 	}
-	defer func() { run.node.Stop() }()
+	defer func() {
+		if run.node != nil { // the second start may fail
+			run.node.Stop()
+		}
+	}()
 	defer run.unbox()
 	if err := run.box(max(b.AtOnce, 2)); err != nil {
 		return nil, err
