@@ -50,11 +50,10 @@ func (s *state) leaveIdle(now time.Time) (left []Left) {
 func (p *Pool) meet(s *state, n *node, held []*api.Sandbox, now time.Time) {
 	for _, h := range held {
 		l, known := s.left[[2]string{n.name, h.Id}]
-		if !known || h.State != leftAs(l.Paused) || int(h.MemoryMib) != l.MemoryMiB {
+		same := known && h.State == leftAs(l.Paused) && int(h.MemoryMib) == l.MemoryMiB
+		if !same || !s.takeOver(n, l, now) {
 			p.stop(n, h.Id)
-			continue
 		}
-		s.takeOver(n, l, now)
 	}
 }
 
@@ -66,15 +65,24 @@ func leftAs(isPaused bool) string {
 	return "ready"
 }
 
-func (s *state) takeOver(n *node, l Left, now time.Time) {
-	g := s.groupOf(&Demand{
-		Namespace: l.Namespace, Group: l.Group, Image: l.Image, MemoryMiB: l.MemoryMiB,
-		Concurrency: l.Slots,
-	}, now)
+// takeOver takes in a sandbox that was left warm, unless its group has as many as it may. A group
+// that there is by now, as the node is met late, stays as its last demand described it.
+func (s *state) takeOver(n *node, l Left, now time.Time) bool {
+	g := s.groups[key{l.Namespace, l.Group, l.MemoryMiB}]
+	if g != nil && g.full() {
+		return false
+	}
+	if g == nil {
+		g = s.groupOf(&Demand{
+			Namespace: l.Namespace, Group: l.Group, Image: l.Image, MemoryMiB: l.MemoryMiB,
+			Concurrency: l.Slots,
+		}, now)
+	}
 	b := s.newBox(l.Sandbox, n, g, nil, now)
 	s.started(b, outcome{}, now)
 	if l.Paused {
 		b.move(paused, now)
 		s.file(b, now)
 	}
+	return true
 }
