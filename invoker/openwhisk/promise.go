@@ -1,6 +1,7 @@
 package openwhisk
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -291,6 +292,7 @@ func (a *API) keepPromise(p store.Accepted) {
 	if err == nil {
 		key, err = n.key(a.cfg.Seal, p.ID)
 	}
+	n.Namespace = cmp.Or(n.Namespace, p.Namespace)
 	usage := a.directory.Usage(n.Namespace)
 	user, on := &access.Identity{Subject: n.Subject, Namespace: n.Namespace, Usage: usage},
 		(*resolved)(nil)
@@ -298,6 +300,9 @@ func (a *API) keepPromise(p store.Accepted) {
 		on, err = a.invocable(user, n.Action)
 	}
 	if err != nil {
+		if n.Action.Name == "" { // its note cannot be read
+			n.Action = entity.Path{Namespace: n.Namespace, Name: "unknown"}
+		}
 		now := time.Now()
 		failed := &activation.Record{
 			ID: p.ID, Namespace: n.Namespace, Name: n.Action.Name, Version: n.Version,

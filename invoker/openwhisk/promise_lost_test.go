@@ -107,6 +107,26 @@ func TestABlockingCallRefusedForAnUncertainPromiseIsNotSentAfterwards(t *testing
 	}
 }
 
+// Arguments were once promised that are nested too deep for their note to be read again.
+func TestAPromiseThatCannotBeReadHasARecord(t *testing.T) {
+	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
+	deep := strings.Repeat(`{"a":`, 10_000) + "1" + strings.Repeat("}", 10_000)
+	id := store.NewID()
+	if err := kept.Accept(t.Context(), store.Accepted{ID: id, Namespace: "guest", At: time.Now(),
+		Body: []byte(`{"namespace":"guest","arguments":` + deep + `}`)}); err != nil {
+		t.Fatal(err)
+	}
+	c := newClientOf(t, patient(kept))
+	if left := c.promises(); len(left) != 0 {
+		t.Errorf("still promised: %+v", left)
+	}
+	got := c.want(200, c.do("GET", "activations/"+id, ""))
+	if got["response"].(map[string]any)["status"] != "whisk internal error" ||
+		got["name"] != "unknown" || notes(got)["path"] != "guest/unknown" {
+		t.Errorf("its record: %v", got)
+	}
+}
+
 func TestOfTwoProcessesWithOneNameOneRunsAPromise(t *testing.T) {
 	kept := openStore(t, filepath.Join(t.TempDir(), "store"))
 	first := newClientOf(t, patient(kept))

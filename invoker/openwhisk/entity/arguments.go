@@ -2,6 +2,7 @@ package entity
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"net/http"
 
@@ -10,6 +11,10 @@ import (
 
 // MaxArguments bounds a caller's arguments, and all that an action gets beside its parameters.
 const MaxArguments = 1 << 20
+
+// MaxDepth bounds how deep arguments are nested. What is made of them is nested deeper, and readers
+// of JSON stop at 10,000.
+const MaxDepth = 1000
 
 // space holds JSON's white space, which is less than Go's.
 const space = " \t\r\n"
@@ -88,7 +93,7 @@ func (f *Fixed) Under(body []byte) ([]byte, error) {
 // override locked parameters too. They may be an array, under which nothing can be laid.
 func (f *Fixed) Lay(result []byte) ([]byte, error) {
 	if result = bytes.Trim(result, space); len(result) > 0 && result[0] == '[' {
-		return result, valid(result)
+		return result, cmp.Or(shallow(result), valid(result))
 	}
 	return f.under(result, func(string) bool { return false })
 }
@@ -105,6 +110,9 @@ func (f *Fixed) under(body []byte, locks func(name string) bool) ([]byte, error)
 	}
 	if body[0] != '{' {
 		return nil, bad("the request content is malformed: arguments are a JSON object")
+	}
+	if err := shallow(body); err != nil {
+		return nil, err
 	}
 	if len(f.pairs) == 0 {
 		if err := valid(body); err != nil {
@@ -132,6 +140,31 @@ func (f *Fixed) under(body []byte, locks func(name string) bool) ([]byte, error)
 		laid = append(laid, ',')
 	}
 	return append(laid, body[1:]...), nil
+}
+
+// shallow refuses JSON that is nested too deep.
+func shallow(body []byte) error {
+	if bytes.Count(body, []byte{'{'})+bytes.Count(body, []byte{'['}) <= MaxDepth {
+		return nil
+	}
+	depth, quoted := 0, false
+	for i := 0; i < len(body); i++ {
+		switch c := body[i]; {
+		case c == '"':
+			quoted = !quoted
+		case quoted && c == '\\':
+			i++ // what it escapes
+		case quoted:
+		case c == '{' || c == '[':
+			if depth++; depth > MaxDepth {
+				return bad("the request content is malformed: it is nested more than %d deep",
+					MaxDepth)
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return nil
 }
 
 // valid refuses all but one JSON value with each name once.

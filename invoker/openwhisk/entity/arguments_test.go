@@ -69,6 +69,31 @@ func TestBadArgumentsAreRefused(t *testing.T) {
 	}
 }
 
+// What is made of arguments, as the note of a promise, is nested deeper and can be read too.
+func TestArgumentsAreNotNestedTooDeep(t *testing.T) {
+	for _, fixed := range []*Fixed{Fix(false), Fix(false, pairs(t, `[{"key":"p","value":1}]`))} {
+		for _, open := range []string{`{"a":`, `[`} {
+			most := []byte(nested(open, MaxDepth))
+			if laid, err := fixed.Lay(most); err != nil || !json.Valid(laid) {
+				t.Errorf("%s, as deep as can be: %v", open, err)
+			}
+			_, err := fixed.Lay([]byte(nested(open, MaxDepth+1)))
+			refused(t, open, err, 400, "nested")
+		}
+		wide := `{"a":[` + strings.Repeat(`{"[":"\"{"},`, MaxDepth) + `{}]}`
+		if _, err := fixed.Under([]byte(wide)); err != nil {
+			t.Errorf("wide: %v", err)
+		}
+		_, err := fixed.Under([]byte(nested(`{"a":`, MaxDepth+1)))
+		refused(t, "a body", err, 400, "nested")
+	}
+}
+
+func nested(open string, depth int) string {
+	closed := map[byte]string{'{': "}", '[': "]"}[open[0]]
+	return strings.Repeat(open, depth) + "1" + strings.Repeat(closed, depth)
+}
+
 // Under accepts the same bodies as the standard library, which reads them as an object with the
 // parameters under it.
 func FuzzUnder(f *testing.F) {

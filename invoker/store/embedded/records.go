@@ -7,8 +7,8 @@ import (
 )
 
 // keep writes finished records in place of their promises, and drops the records for which retain
-// bytes have no room. It refuses and counts records that no store can keep, so that they do not
-// block the others.
+// bytes have no room. It refuses and counts records that no store can keep, and drops their
+// promises, so that they block nothing.
 func (s *Store) keep(tx *bbolt.Tx, finished []*store.Record) (refused int, err error) {
 	if len(finished) == 0 {
 		return 0, nil
@@ -48,7 +48,6 @@ func (s *Store) keep(tx *bbolt.Tx, finished []*store.Record) (refused int, err e
 		}
 		if earlier == nil && b.add(r) != nil {
 			refused++
-			continue
 		}
 		if promised != nil {
 			if err := tx.Bucket(promises).Delete([]byte(r.ID)); err != nil {

@@ -36,6 +36,20 @@ local function drop(namespace, order)
 end
 `
 
+// ending is the part that ends a promise. ARGV: prefix, id
+const ending = `
+local id = ARGV[2]
+local promise = ARGV[1] .. 'promise:' .. id
+local invoker = redis.call('HGET', promise, 'invoker')
+if invoker then
+  redis.call('DEL', promise)
+  redis.call('ZREM', ARGV[1] .. 'promises:' .. invoker, id)
+end
+`
+
+// endScript ends the promise of a record that cannot be kept.
+var endScript = redis.NewScript(ending)
+
 // finishing ends a promise, adds its record, and drops records when the room is used up: at most
 // two, so that a lowered bound is reached step by step. Records of a former version are dropped
 // first, then the oldest of the namespace that holds most. Of several records with one id, the
@@ -44,14 +58,8 @@ end
 // ARGV: prefix, id, namespace, name in lists, Order, record, its bytes, bytes to retain
 var finishScript = redis.NewScript(finishing)
 
-const finishing = dropping + `
-local id, namespace = ARGV[2], ARGV[3]
-local promise, record = prefix .. 'promise:' .. id, prefix .. 'record:' .. id
-local invoker = redis.call('HGET', promise, 'invoker')
-if invoker then
-  redis.call('DEL', promise)
-  redis.call('ZREM', prefix .. 'promises:' .. invoker, id)
-end
+const finishing = dropping + ending + `
+local namespace, record = ARGV[3], prefix .. 'record:' .. id
 if redis.call('EXISTS', record) == 1 then return end
 
 redis.call('HSET', record, 'namespace', namespace, 'name', ARGV[4], 'bytes', ARGV[7], 'record', ARGV[6])
@@ -223,6 +231,7 @@ func (s *Store) send(ctx context.Context, some []*store.Record) (done, refused i
 		arguments, err := s.finishes(r)
 		if err != nil {
 			refused++
+			endScript.Eval(ctx, pipe, nil, prefix, r.ID)
 			continue
 		}
 		run(ctx, pipe, nil, arguments...)

@@ -197,7 +197,9 @@ func listsWhileRecordsCome(t *testing.T, s store.Store) {
 
 func refusedRecords(t *testing.T, s store.Store) {
 	ctx := t.Context()
-	ok(t, s.Accept(ctx, store.Accepted{ID: "well", Invoker: "me"}))
+	for _, id := range []string{"well", "zero", "long", "empty"} {
+		ok(t, s.Accept(ctx, store.Accepted{ID: id, Invoker: "me"}))
+	}
 	s.Finish(record("", "guest", "a", 0))
 	s.Finish(record("zero", "gu\x00est", "a", 0))
 	s.Finish(record("long", "guest", strings.Repeat("x", 1<<16), 0))
