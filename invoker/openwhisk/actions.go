@@ -57,7 +57,7 @@ func (a *API) putAction(w http.ResponseWriter, r *http.Request, rq *request) err
 			return made, code, err
 		})
 	if err == nil {
-		answer(w, http.StatusOK, put.Shown(code))
+		rq.answer(w, http.StatusOK, put.Shown(code))
 	}
 	return err
 }
@@ -99,7 +99,7 @@ func (a *API) getAction(w http.ResponseWriter, r *http.Request, rq *request) err
 	}
 	shown := found.Shown(code)
 	shown.Parameters = found.fixed.All
-	answer(w, http.StatusOK, shown)
+	rq.answer(w, http.StatusOK, shown)
 	return nil
 }
 
@@ -122,7 +122,7 @@ func (a *API) deleteAction(w http.ResponseWriter, r *http.Request, rq *request) 
 	}
 	deleted, err := remove(r.Context(), a.catalog, &a.catalog.actions, path, always)
 	if err == nil {
-		answer(w, http.StatusOK, deleted.Action)
+		rq.answer(w, http.StatusOK, deleted.Action)
 	}
 	return err
 }
@@ -134,8 +134,8 @@ func (a *API) listPackageActions(w http.ResponseWriter, r *http.Request, rq *req
 	if err != nil {
 		return err
 	}
-	return answerList(w, r, "actions", a.catalog.actions.list(provider.Namespace, provider.Name+
-		"/"), summary)
+	return answerList(w, r, rq, "actions",
+		a.catalog.actions.list(provider.Namespace, provider.Name+"/"), summary)
 }
 
 func summary(a *action) any { return a.Summary() }

@@ -41,8 +41,13 @@ func (a *API) listActivations(w http.ResponseWriter, r *http.Request, rq *reques
 		}
 		return err
 	}
-	out := list{w: w}
+	out := list{w: w, bytes: &rq.bytes}
 	err = a.cfg.Store.List(r.Context(), filter, p.skip, p.limit, func(body []byte) error {
+		if full {
+			if err := rq.bytes.upTo(2 * int64(len(body))); err != nil { // it, and it as JSON
+				return err
+			}
+		}
 		var record activation.Record
 		if err := record.UnmarshalBinary(body); err != nil {
 			return err
@@ -94,7 +99,10 @@ func (a *API) activation(r *http.Request, rq *request) (record activation.Record
 	body, err := a.cfg.Store.Get(r.Context(), namespace, id)
 	switch {
 	case err == nil:
-		err = record.UnmarshalBinary(body)
+		// the record, and what is shown of it
+		if err = rq.bytes.upTo(2 * int64(len(body))); err == nil {
+			err = record.UnmarshalBinary(body)
+		}
 	case errors.Is(err, store.ErrNotFound):
 		err = notFound("there is no activation %q; it may not have finished yet, or be too old", id)
 	}
@@ -106,18 +114,15 @@ func (a *API) getActivation(w http.ResponseWriter, r *http.Request, rq *request)
 	if err != nil {
 		return err
 	}
-	content := record.AppendJSON(nil)
-	if err := rq.bytes.upTo(2 * int64(len(content))); err != nil { // it, and the record
-		return err
-	}
-	answerJSON(w, http.StatusOK, content)
+	rq.answerJSON(w, http.StatusOK, record.AppendJSON(nil))
 	return nil
 }
 
 func (a *API) getLogs(w http.ResponseWriter, r *http.Request, rq *request) error {
 	record, err := a.activation(r, rq)
 	if err == nil {
-		answer(w, http.StatusOK, map[string][]string{"logs": append([]string{}, record.Logs...)})
+		rq.answer(w, http.StatusOK,
+			map[string][]string{"logs": append([]string{}, record.Logs...)})
 	}
 	return err
 }
@@ -125,7 +130,7 @@ func (a *API) getLogs(w http.ResponseWriter, r *http.Request, rq *request) error
 func (a *API) getResult(w http.ResponseWriter, r *http.Request, rq *request) error {
 	record, err := a.activation(r, rq)
 	if err == nil {
-		answer(w, http.StatusOK, record.Outcome())
+		rq.answer(w, http.StatusOK, record.Outcome())
 	}
 	return err
 }

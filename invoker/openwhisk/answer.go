@@ -25,12 +25,28 @@ func notFound(format string, args ...any) error {
 	return fail(http.StatusNotFound, format, args...)
 }
 
+// answer is for small answers; request's counts what it answers.
 func answer(w http.ResponseWriter, status int, body any) {
+	answerJSON(w, status, marshalled(body))
+}
+
+func (rq *request) answer(w http.ResponseWriter, status int, body any) {
+	rq.answerJSON(w, status, marshalled(body))
+}
+
+// answerJSON holds the answer until it is written, however slow its reader is. It is there and
+// cannot be refused; large ones are asked for before they are made.
+func (rq *request) answerJSON(w http.ResponseWriter, status int, content []byte) {
+	rq.bytes.force(max(rq.bytes.n, int64(len(content))))
+	answerJSON(w, status, content)
+}
+
+func marshalled(body any) []byte {
 	content, err := json.Marshal(body)
 	if err != nil {
 		panic(err) // every body is made of types that marshal
 	}
-	answerJSON(w, status, content)
+	return content
 }
 
 // Header values that never differ, made once; their names are in the form that needs no
@@ -157,8 +173,8 @@ func readWindow(query url.Values) (p window, err error) {
 
 // answerList cuts a list to the part that limit and skip ask for; with count=true it answers the
 // number of items instead.
-func answerList[T any](w http.ResponseWriter, r *http.Request, collection string, all []T,
-	show func(T) any) error {
+func answerList[T any](w http.ResponseWriter, r *http.Request, rq *request, collection string,
+	all []T, show func(T) any) error {
 	p, err := readWindow(r.URL.Query())
 	if err != nil {
 		return err
@@ -168,7 +184,7 @@ func answerList[T any](w http.ResponseWriter, r *http.Request, collection string
 		answer(w, http.StatusOK, map[string]int{collection: len(all)})
 		return nil
 	}
-	out := list{w: w}
+	out := list{w: w, bytes: &rq.bytes}
 	for _, item := range all[:min(p.limit, len(all))] {
 		row, err := json.Marshal(show(item))
 		if err == nil {

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
@@ -226,22 +228,58 @@ func TestAnswersCountWhileTheyAreWritten(t *testing.T) {
 	c.want(200, c.do("PUT", "actions/code",
 		strings.Replace(hello, "return args", large[6:len(large)-2], 1)))
 	id := c.want(200, c.do("POST", "actions/hello?blocking=true", "{}"))["activationId"].(string)
+	logged := &activation.Record{ID: store.NewID(), Namespace: "guest", Name: "a", Path: "guest/a",
+		Start: time.Now(), Logs: []string{large[6 : len(large)-2]}}
+	c.api.cfg.Store.Finish(logged.Kept())
+	pairs := `[{"key":"a","value":` + large[5:len(large)-1] + `}]`
+	c.want(200, c.do("PUT", "packages/p", "{}"))
+	c.want(200, c.do("PUT", "actions/p/a", `{"parameters":`+pairs+","+hello[1:]))
+	c.want(200, c.do("PUT", "triggers/t", `{"annotations":`+pairs+"}"))
 	for method, path := range map[string]string{
 		"GET of code": "namespaces/_/actions/code", "GET of a record": "namespaces/_/activations/" +
 			id,
-		"POST":                "namespaces/_/actions/hello?blocking=true",
-		"GET of a web action": "web/guest/default/hello.json",
+		"POST":                 "namespaces/_/actions/hello?blocking=true",
+		"GET of a web action":  "web/guest/default/hello.json",
+		"GET of parameters":    "namespaces/_/actions/p/a?code=false",
+		"GET of a package":     "namespaces/_/packages/p",
+		"GET of a trigger":     "namespaces/_/triggers/t",
+		"GET of triggers":      "namespaces/_/triggers",
+		"GET of logs":          "namespaces/_/activations/" + logged.ID + "/logs",
+		"GET of a result":      "namespaces/_/activations/" + id + "/result",
+		"GET of whole records": "namespaces/_/activations?docs=true&limit=2",
 	} {
 		verb, _, _ := strings.Cut(method, " ")
 		r := httptest.NewRequest(verb, "http://127.0.0.1:3233/api/v1/"+path, nil)
 		r.SetBasicAuth(c.key.UUID, c.key.Secret)
 		w := &writing{ResponseRecorder: httptest.NewRecorder(), held: c.api.bodies.Used}
 		c.api.ServeHTTP(w, r)
-		if w.Code != 200 || w.most < 1<<20-2000 {
+		if w.Code != 200 || w.Body.Len() < 1<<20-2000 || w.most < 1<<20-2000 {
 			t.Errorf("%s: HTTP %d, %d bytes are held for %d", method, w.Code, w.most, w.Body.Len())
 		}
 		if n := c.api.bodies.Used(); n != 0 {
 			t.Errorf("%s: %d bytes are held at the end", method, n)
 		}
+	}
+}
+
+// An answer that there is no room for is refused before it is made.
+func TestAnswersWithoutRoomAreRefused(t *testing.T) {
+	c, _ := newClientWith(t, 7)
+	logged := &activation.Record{ID: store.NewID(), Namespace: "guest", Name: "a", Path: "guest/a",
+		Start: time.Now(), Logs: []string{large, large}}
+	c.api.cfg.Store.Finish(logged.Kept())
+	c.want(200, c.do("PUT", "packages/p", "{}"))
+	for _, name := range []string{"p/a", "p/b", "p/c", "p/d"} {
+		c.want(200, c.do("PUT", "actions/"+name, `{"parameters":[{"key":"a","value":`+
+			large[5:len(large)-1]+`}],`+hello[1:]))
+	}
+	for _, path := range []string{"packages/p", "activations/" + logged.ID,
+		"activations/" + logged.ID + "/logs", "activations?docs=true"} {
+		if got := c.do("GET", path, ""); got.StatusCode != 503 {
+			t.Errorf("%s: HTTP %d, %d bytes", path, got.StatusCode, len(got.body))
+		}
+	}
+	if n := c.api.bodies.Used(); n != 0 {
+		t.Errorf("%d bytes are held at the end", n)
 	}
 }

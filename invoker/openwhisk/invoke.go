@@ -61,8 +61,7 @@ func (a *API) invoke(w http.ResponseWriter, r *http.Request, rq *request) (err e
 		answer(w, http.StatusAccepted, map[string]string{"activationId": started.id})
 		return nil
 	}
-	rq.bytes.force(int64(len(started.end.record.Response.Result))) // until it is written
-	return answerCompletion(w, started.end, how.bare)
+	return rq.answerCompletion(w, started.end, how.bare)
 }
 
 // callWith returns the call that a request asks for. The memory that the request holds becomes the
@@ -112,7 +111,7 @@ func (a *API) readManner(u *url.URL) (how manner, err error) {
 	return how, err
 }
 
-func answerCompletion(w http.ResponseWriter, end *completion, bare bool) error {
+func (rq *request) answerCompletion(w http.ResponseWriter, end *completion, bare bool) error {
 	if end.refused != nil {
 		return end.refused
 	}
@@ -124,12 +123,12 @@ func answerCompletion(w http.ResponseWriter, end *completion, bare bool) error {
 		status = http.StatusInternalServerError
 	}
 	if result := end.record.Response.Result; bare || len(result) > 0 && result[0] == '[' {
-		answerJSON(w, status, result)
+		rq.answerJSON(w, status, result)
 		return nil
 	}
 	buffer := buffers.Get().(*[]byte)
 	*buffer = end.record.AppendJSON((*buffer)[:0])
-	answerJSON(w, status, *buffer)
+	rq.answerJSON(w, status, *buffer)
 	if cap(*buffer) <= 64<<10 { // a large one would be kept for small answers
 		buffers.Put(buffer)
 	}

@@ -17,7 +17,7 @@ func getting[V any](in *collection[V], show func(*V) any) handler {
 		}
 		found, err := in.find(path.Namespace, path.Name)
 		if err == nil {
-			answer(w, http.StatusOK, show(found))
+			rq.answer(w, http.StatusOK, show(found))
 		}
 		return err
 	}
@@ -31,7 +31,7 @@ func deleting[V any](c *catalog, in *collection[V], show func(*V) any) handler {
 		}
 		deleted, err := remove(r.Context(), c, in, path, always)
 		if err == nil {
-			answer(w, http.StatusOK, show(deleted))
+			rq.answer(w, http.StatusOK, show(deleted))
 		}
 		return err
 	}
@@ -43,7 +43,7 @@ func listing[V any](name string, in *collection[V], show func(*V) any) handler {
 		if err != nil {
 			return err
 		}
-		return answerList(w, r, name, in.list(namespace, ""), show)
+		return answerList(w, r, rq, name, in.list(namespace, ""), show)
 	}
 }
 

@@ -12,10 +12,11 @@ const maxList = 16 << 20
 // A list is an answer that is sent as it is made: only one row, and some small ones, are in memory
 // at once.
 type list struct {
-	w    http.ResponseWriter
-	rows int
-	sent int
-	part []byte
+	w     http.ResponseWriter
+	bytes *holding
+	rows  int
+	sent  int
+	part  []byte
 }
 
 // errEnough ends a list that has become too long.
@@ -32,6 +33,9 @@ func (l *list) row(appended func([]byte) []byte) error {
 	}
 	l.rows++
 	l.part = appended(append(l.part, between))
+	if err := l.bytes.upTo(int64(len(l.part))); err != nil {
+		return err
+	}
 	if len(l.part) < 64<<10 {
 		return nil
 	}

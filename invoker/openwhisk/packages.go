@@ -28,7 +28,7 @@ func (a *API) putPackage(w http.ResponseWriter, r *http.Request, rq *request) er
 			return made, nil, err
 		})
 	if err == nil {
-		answer(w, http.StatusOK, pkg)
+		rq.answer(w, http.StatusOK, pkg)
 	}
 	return err
 }
@@ -62,8 +62,15 @@ func (a *API) getPackage(w http.ResponseWriter, r *http.Request, rq *request) er
 	if provider != pkg {
 		bound = provider
 	}
-	answer(w, http.StatusOK, pkg.Shown(bound,
-		bodies(a.catalog.actions.list(provider.Namespace, provider.Name+"/"))))
+	actions := bodies(a.catalog.actions.list(provider.Namespace, provider.Name+"/"))
+	size := 0
+	for _, one := range actions {
+		size += one.Annotations.Size() + one.Parameters.Size()
+	}
+	if err := rq.bytes.upTo(int64(size)); err != nil {
+		return err
+	}
+	rq.answer(w, http.StatusOK, pkg.Shown(bound, actions))
 	return nil
 }
 
@@ -92,7 +99,7 @@ func (a *API) deletePackage(w http.ResponseWriter, r *http.Request, rq *request)
 		return nil
 	})
 	if err == nil {
-		answer(w, http.StatusOK, deleted)
+		rq.answer(w, http.StatusOK, deleted)
 	}
 	return err
 }
@@ -103,7 +110,7 @@ func (a *API) listPackages(w http.ResponseWriter, r *http.Request, rq *request) 
 	if rq.namespace != rq.user.Namespace {
 		list = slices.DeleteFunc(list, func(p *entity.Package) bool { return !p.Publish })
 	}
-	return answerList(w, r, "packages", list, (*entity.Package).Summary)
+	return answerList(w, r, rq, "packages", list, (*entity.Package).Summary)
 }
 
 // refreshPackages answers POST packages/refresh, the only POST there is: clients ask for it after

@@ -24,7 +24,7 @@ func (a *API) putRule(w http.ResponseWriter, r *http.Request, rq *request) error
 			return made, nil, err
 		})
 	if err == nil {
-		answer(w, http.StatusOK, rule)
+		rq.answer(w, http.StatusOK, rule)
 	}
 	return err
 }
@@ -80,7 +80,7 @@ func (a *API) setRule(w http.ResponseWriter, r *http.Request, rq *request) error
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, set)
+	rq.answer(w, http.StatusOK, set)
 	return nil
 }
 

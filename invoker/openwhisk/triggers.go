@@ -29,7 +29,7 @@ func (a *API) putTrigger(w http.ResponseWriter, r *http.Request, rq *request) er
 			return made, nil, err
 		})
 	if err == nil {
-		answer(w, http.StatusOK, a.withRules(trigger))
+		rq.answer(w, http.StatusOK, a.withRules(trigger))
 	}
 	return err
 }

@@ -84,18 +84,22 @@ func (p Pairs) Without(keys ...string) Pairs {
 const MaxParameters = 1 << 20
 
 func (p Pairs) check(what string) error {
-	size := 0
-	for i := range p {
-		if p[i].Key == "" {
-			return bad("%s: a key is empty", what)
-		}
-		size += len(p[i].Key) + len(p[i].Value)
+	if _, found := p.Get(""); found {
+		return bad("%s: a key is empty", what)
 	}
-	if size > MaxParameters {
+	if size := p.Size(); size > MaxParameters {
 		return Refuse(http.StatusRequestEntityTooLarge, "%s have %d bytes; at most %d",
 			what, size, MaxParameters)
 	}
 	return nil
+}
+
+// Size is the number of bytes of the keys and values.
+func (p Pairs) Size() (size int) {
+	for i := range p {
+		size += len(p[i].Key) + len(p[i].Value)
+	}
+	return size
 }
 
 // given returns the pairs of a request. Of equal keys the last counts, and a missing value is null.
