@@ -33,8 +33,11 @@ func (r *Record) Size() int {
 }
 
 // ListName returns the name by which lists find the record: package/action for an action in a
-// package, else its plain name.
+// package, where package is the binding if it was called through one; else its plain name.
 func (r *Record) ListName() string {
+	if _, binding, found := strings.Cut(r.Binding, "/"); found {
+		return binding + "/" + r.Name
+	}
 	_, local, _ := strings.Cut(r.Path, "/")
 	if pkg, name, found := strings.Cut(local, "/"); found && !strings.Contains(name, "/") {
 		return pkg + "/" + r.Name

@@ -82,6 +82,14 @@ func TestListName(t *testing.T) {
 	}
 }
 
+// An action that was called through a binding is listed by the binding's name.
+func TestListNameOfABinding(t *testing.T) {
+	r := &Record{Name: "a", Path: "other/pkg/a", Binding: "guest/mine"}
+	if got := r.ListName(); got != "mine/a" {
+		t.Errorf("%q", got)
+	}
+}
+
 func BenchmarkMarshalBinary(b *testing.B) {
 	r := record()
 	r.Cold = nil
