@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -104,16 +103,7 @@ func readKey(file string) ([]byte, error) {
 
 func generateKey(file string) (Key, error) {
 	key := Key{Key: access.NewKey()}
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return Key{}, fmt.Errorf("the API key cannot be kept: %w", err)
-	}
-	out, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return Key{}, fmt.Errorf("the API key cannot be kept: %w", err)
-	}
-	_, err = fmt.Fprintln(out, key)
-	if err = errors.Join(err, out.Close()); err != nil {
-		os.Remove(file)
+	if err := writeWhole(file, fmt.Appendln(nil, key), 0o600, os.Link); err != nil {
 		return Key{}, fmt.Errorf("the API key cannot be kept: %w", err)
 	}
 	return key, nil

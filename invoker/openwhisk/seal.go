@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/fastiov/fastiov/invoker/access"
@@ -87,28 +86,16 @@ func newSeal() *Seal {
 	return s
 }
 
-// makeSeal makes the file whole or not at all.
 func makeSeal(file string) (_ *Seal, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("the key that seals promises cannot be kept: %w", err)
 		}
 	}()
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return nil, err
-	}
-	out, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*") // 0600
-	if err != nil {
-		return nil, err
-	}
-	defer os.Remove(out.Name())
 	key := make([]byte, sealSize)
 	rand.Read(key)
-	_, err = fmt.Fprintf(out, "%x\n", key)
-	if err = errors.Join(err, out.Sync(), out.Close()); err != nil {
-		return nil, err
-	}
-	if err := os.Link(out.Name(), file); err != nil && !errors.Is(err, fs.ErrExist) {
+	err = writeWhole(file, fmt.Appendf(nil, "%x\n", key), 0o600, os.Link)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	return LoadSeal(file) // whosever was first

@@ -99,14 +99,11 @@ func signOneself(certFile, keyFile, listen string, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(certFile), 0o700); err != nil {
-		return err
-	}
 	// The certificate last: where it is, its key is.
-	if err := os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY",
-		Bytes: private}), 0o600); err != nil {
+	private = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
+	if err := writeWhole(keyFile, private, 0o600, os.Rename); err != nil {
 		return err
 	}
-	return os.WriteFile(certFile,
-		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed}), 0o644)
+	signed = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})
+	return writeWhole(certFile, signed, 0o644, os.Rename)
 }
