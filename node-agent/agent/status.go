@@ -82,7 +82,27 @@ func (a *Agent) detail(reply *api.StatusReply) {
 	slices.SortFunc(reply.Sandboxes, func(x, y *api.Sandbox) int {
 		return strings.Compare(x.Id, y.Id)
 	})
-	reply.Leftovers = append(a.Starter.Leftovers(live), a.Starter.Driver.Leftovers(live)...)
+	reply.Leftovers = a.leftovers(live)
+}
+
+// leftovers returns what belongs to no sandbox. A start that enters between the look at the table
+// and that at the machine belongs to one: so what is found is looked for again by a later table.
+func (a *Agent) leftovers(live map[string]bool) []string {
+	look := func() []string {
+		return append(a.Starter.Leftovers(live), a.Starter.Driver.Leftovers(live)...)
+	}
+	found := look()
+	if len(found) == 0 {
+		return nil
+	}
+	a.mu.Lock()
+	for id := range a.sandboxes {
+		live[id] = true
+	}
+	a.mu.Unlock()
+	return slices.DeleteFunc(look(), func(left string) bool {
+		return !slices.Contains(found, left)
+	})
 }
 
 // pulled returns what the pull of a sandbox's image did, if its start waited for one.
