@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -122,11 +123,7 @@ func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 		log.Warn("there is no containerd; its containers are ended without it", "err", err,
 			"address", n.Address)
 		(&Driver{Config: Config{Namespace: n.Namespace}}).endAll()
-		bundles := bundlesDir(daemonDir(dir), n.Namespace)
-		left, _ := filepath.Glob(filepath.Join(bundles, "*", "rootfs"))
-		for _, root := range left {
-			unmount(root)
-		}
+		unmountOver(writableDir(dir))
 		for _, mounts := range []string{rootsDir(dir), writableDir(dir)} {
 			unmountAll(mounts)
 		}
@@ -157,6 +154,19 @@ func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 		return err
 	}
 	return os.RemoveAll(dir)
+}
+
+// unmountOver unmounts the roots of containers, wherever their containerd had them: they are told by
+// the folder that they write to. While one is mounted, what a tenant wrote is not freed.
+func unmountOver(writable string) {
+	plain := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	text, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(text)) {
+		about, of, _ := strings.Cut(line, " - overlay ")
+		if strings.Contains(plain.Replace(of), "upperdir="+writable+"/") {
+			unmount(plain.Replace(strings.Fields(about)[4]))
+		}
+	}
 }
 
 var errAway = errors.New("nobody listens there")

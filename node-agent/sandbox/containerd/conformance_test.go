@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -363,6 +364,35 @@ func TestClear(t *testing.T) {
 	}
 	if err := Clear(t.Context(), h.config.Dir, h.config.Log); err != nil {
 		t.Error(err)
+	}
+}
+
+// Where another's containerd has gone, the roots of its containers are unmounted wherever it had
+// them.
+func TestClearWithoutAnothersContainerd(t *testing.T) {
+	h := newHost(t)
+	theirs, err := startDaemon(filepath.Join(filepath.Dir(h.config.Dir), "theirs"), h.config.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := sync.OnceFunc(theirs.close)
+	defer ended()
+	h.config.Address = theirs.address
+	d := h.open()
+	h.start(d, "left", h.program())
+	d.Close()
+	ended()
+	if err := Clear(t.Context(), h.config.Dir, h.config.Log); err != nil {
+		t.Error(err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || bytes.Contains(mounts, []byte(theirs.dir)) {
+		t.Errorf("it leaves %s, %v", mounts, err)
+	}
+	for line := range strings.Lines(string(mounts)) { // so that a failure leaves nothing
+		if at := strings.Fields(line)[4]; strings.HasPrefix(at, theirs.dir) {
+			unmount(at)
+		}
 	}
 }
 
