@@ -156,8 +156,8 @@ func Clear(ctx context.Context, dir string, log *slog.Logger) error {
 	return os.RemoveAll(dir)
 }
 
-// unmountOver unmounts the roots of containers, wherever their containerd had them: they are told by
-// the folder that they write to. While one is mounted, what a tenant wrote is not freed.
+// unmountOver unmounts the roots of containers, wherever their containerd had them: they are told
+// by the folder that they write to. While one is mounted, what a tenant wrote is not freed.
 func unmountOver(writable string) {
 	plain := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 	text, _ := os.ReadFile("/proc/self/mountinfo")
