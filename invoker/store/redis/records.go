@@ -237,17 +237,17 @@ func (s *Store) send(ctx context.Context, some []*store.Record) (done, refused i
 		run(ctx, pipe, nil, arguments...)
 		run = finishScript.EvalSha
 	}
-	answers, err := pipe.Exec(ctx)
-	if err == nil || err == redis.Nil {
-		return len(some), refused, nil
-	}
-	if refused == 0 {
-		for done < len(answers) && (answers[done].Err() == nil ||
-			answers[done].Err() == redis.Nil) {
-			done++
+	answers, _ := pipe.Exec(ctx) // its error is the first, which may hide a worse one
+	for _, answer := range answers {
+		if err := answer.Err(); err != nil && err != redis.Nil { // Nil: a script returned nothing
+			if refused > 0 {
+				done = 0 // all are sent again: which of these were refused is not told
+			}
+			return done, 0, s.explain(err)
 		}
+		done++
 	}
-	return done, 0, s.explain(err)
+	return done, refused, nil
 }
 
 // cost returns about how much of Redis's memory a record takes.

@@ -218,6 +218,42 @@ func TestTheOldestRecordsGo(t *testing.T) {
 	}
 }
 
+// Of records that are sent together, those that Redis has no memory for are sent again.
+func TestRecordsWithoutRoomAreKept(t *testing.T) {
+	r := startServer(t)
+	s := r.open(t)
+	defer closeIt(t, s)
+	info, err := r.Admin.Info(t.Context(), "memory").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var used int64
+	for line := range strings.Lines(info) {
+		_, _ = fmt.Sscanf(line, "used_memory:%d", &used)
+	}
+	limit := func(bytes int64) {
+		t.Helper()
+		if err := r.Admin.ConfigSet(t.Context(), "maxmemory", fmt.Sprint(bytes)).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const size = 4 << 20
+	var some []*store.Record
+	for i := range 10 {
+		r := record(fmt.Sprintf("%032d", i))
+		r.Body = storetest.Body(r.ID, size)
+		some = append(some, r)
+	}
+	limit(used + 5*size) // which what comes takes of, too
+	done, refused, err := s.send(t.Context(), some)
+	limit(0)
+	kept, failed := r.Admin.Keys(t.Context(), recordKey+"*").Result()
+	if done == 0 || done != len(kept) || refused != 0 || err == nil || failed != nil {
+		t.Errorf("%d are done and %d kept of %d, %d refused: %v, %v", done, len(kept), len(some),
+			refused, err, failed)
+	}
+}
+
 func TestOpenRefuses(t *testing.T) {
 	r := startServer(t)
 	set := func(name, value string) {
