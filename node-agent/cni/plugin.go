@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/skel"
@@ -119,13 +120,11 @@ func (c *conf) addressed(
 		req.IPs = append(req.IPs, IP{address, gateway.Unmap()})
 	}
 	for _, r := range got.Routes {
-		dst, err := prefixOf(r.Dst)
+		route, err := routeIn(r)
 		if err != nil {
 			return fmt.Errorf("the IPAM plugin %s: a route: %w", c.IPAM.Type, err)
 		}
-		gw, _ := netip.AddrFromSlice(r.GW)
-		req.Routes = append(req.Routes, Route{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority,
-			r.Table, r.Scope})
+		req.Routes = append(req.Routes, route)
 	}
 	if _, err := c.tell(req); err != nil {
 		return err
@@ -228,21 +227,25 @@ func check(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	req := Request{Command: Check, Attachment: c.attachment(args), Netns: args.Netns, MTU: c.MTU}
+	req := Request{Command: Check, Attachment: c.attachment(args), Netns: args.Netns}
 	for i, nic := range before.Interfaces {
 		if nic.Name != args.IfName || nic.Sandbox != args.Netns {
 			continue
 		}
-		req.Device, req.Settings.MAC = nic.PciID, nic.Mac
+		req.Device, req.Settings.MAC, req.MTU = nic.PciID, nic.Mac, nic.Mtu
 		for _, ip := range before.IPs {
 			if ip.Interface != nil && *ip.Interface == i {
 				address, err := prefixOf(ip.Address)
 				if err != nil {
 					return types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
 				}
-				req.IPs = append(req.IPs, IP{Address: address})
+				gateway, _ := netip.AddrFromSlice(ip.Gateway)
+				req.IPs = append(req.IPs, IP{address, gateway.Unmap()})
 			}
 		}
+	}
+	if req.Routes, err = routesBy(req.IPs, before); err != nil {
+		return types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
 	}
 	if req.Settings.MAC == "" {
 		return types.NewError(types.ErrInvalidNetworkConfig,
@@ -252,6 +255,31 @@ func check(args *skel.CmdArgs) error {
 		return err
 	}
 	return invoke.DelegateCheck(context.Background(), c.IPAM.Type, args.StdinData, nil)
+}
+
+// routesBy returns the result's routes that lead by an interface with these addresses. Those of
+// another plugin's interface lead by a gateway that is not in its networks, or have none and go
+// where another interface has addresses, too.
+func routesBy(ips []IP, of *current.Result) (routes []Route, err error) {
+	alone := len(ips) == len(of.IPs)
+	for _, r := range of.Routes {
+		route, err := routeIn(r)
+		if err != nil {
+			return nil, err
+		}
+		if alone || route.GW.IsValid() && slices.ContainsFunc(ips, func(ip IP) bool {
+			return ip.Address.Masked().Contains(route.GW)
+		}) {
+			routes = append(routes, route)
+		}
+	}
+	return routes, nil
+}
+
+func routeIn(r *types.Route) (Route, error) {
+	dst, err := prefixOf(r.Dst)
+	gw, _ := netip.AddrFromSlice(r.GW)
+	return Route{dst, gw.Unmap(), r.MTU, r.AdvMSS, r.Priority, r.Table, r.Scope}, err
 }
 
 func gc(args *skel.CmdArgs) error {

@@ -72,6 +72,31 @@ func TestCheckFindsWhatIsLost(t *testing.T) {
 	list, c := h.list(t, "1.1.0", dualStack), newContainer(t, "c")
 	h.add(t, list, c)
 	lease := h.Pool.Leases()[0]
+	// Another plugin may have given it another MTU, of which the result says.
+	other := h.list(t, "1.1.0", strings.Replace(dualStack, "1400", "1300", 1))
+	if err := h.runtime.CheckNetworkList(t.Context(), other, &c.RuntimeConf); err != nil {
+		t.Errorf("with the result's MTU: %v", err)
+	}
+	for _, of := range []struct{ lost, lose, regain string }{
+		{"route to 0.0.0.0/0", "route del default", "route add default via 10.1.0.1 dev eth0"},
+		{"route to ::/0", "-6 route del default", "-6 route add default via fd00:1::1 dev eth0"},
+		{"route to 0.0.0.0/0 by 10.1.0.1", "route replace default dev eth0",
+			"route replace default via 10.1.0.1 dev eth0"},
+		{"address fd00:1::", "-6 addr flush dev eth0 scope global", ""},
+	} {
+		c.ip(t, of.lose)
+		err := h.runtime.CheckNetworkList(t.Context(), list, &c.RuntimeConf)
+		if err == nil || !strings.Contains(err.Error(), of.lost) {
+			t.Errorf("after %s: %v", of.lose, err)
+		}
+		if of.regain == "" {
+			continue
+		}
+		c.ip(t, of.regain)
+		if err := h.runtime.CheckNetworkList(t.Context(), list, &c.RuntimeConf); err != nil {
+			t.Errorf("after %s: %v", of.regain, err)
+		}
+	}
 	if err := h.Unplugged(lease, c.IfName); err != nil {
 		t.Fatal(err)
 	}

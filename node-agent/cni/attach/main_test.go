@@ -190,6 +190,21 @@ func errorsOf(errs ...error) error {
 	return nil
 }
 
+// ip runs ip in the container.
+func (c *container) ip(t *testing.T, args string) {
+	t.Helper()
+	err := netns.Inside(c.file, func() error {
+		out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("ip %s: %w: %s", args, err, out)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (h *host) add(t *testing.T, list *libcni.NetworkConfigList, c *container) *current.Result {
 	t.Helper()
 	got, err := h.runtime.AddNetworkList(t.Context(), list, &c.RuntimeConf)

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -371,7 +372,10 @@ func (n Netlink) Check(p Port) error {
 		case p.MTU != 0 && now.MTU != p.MTU:
 			return fmt.Errorf("interface %s has an MTU of %d, not %d", p.Name, now.MTU, p.MTU)
 		}
-		return checkAddresses(kernel, link, p)
+		if err := checkAddresses(kernel, link, p); err != nil {
+			return err
+		}
+		return checkRoutes(kernel, link, p)
 	})
 }
 
@@ -390,4 +394,40 @@ func checkAddresses(kernel *netlink.Handle, link netlink.Link, p Port) error {
 		}
 	}
 	return nil
+}
+
+// checkRoutes looks in all tables where a route names none: another plugin may have moved it.
+func checkRoutes(kernel *netlink.Handle, link netlink.Link, p Port) error {
+	if len(p.Routes) == 0 {
+		return nil
+	}
+	has, err := kernel.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{
+		LinkIndex: link.Attrs().Index, Table: unix.RT_TABLE_UNSPEC,
+	}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return err
+	}
+	for _, r := range p.Routes {
+		gw := gatewayOf(r, p.IPs)
+		if !slices.ContainsFunc(has, func(now netlink.Route) bool { return isRoute(now, r, gw) }) {
+			by := ""
+			if gw.IsValid() {
+				by = fmt.Sprintf(" by %s", gw)
+			}
+			return fmt.Errorf("interface %s has lost its route to %s%s", p.Name, r.Dst, by)
+		}
+	}
+	return nil
+}
+
+func isRoute(now netlink.Route, r cni.Route, gw netip.Addr) bool {
+	to := "" // the kernel names no destination of a default route
+	if now.Dst != nil {
+		to = now.Dst.String()
+	}
+	byDefault := r.Dst.Bits() == 0 && to == "" && r.Dst.Addr().Is4() == (now.Family == unix.AF_INET)
+	by, _ := netip.AddrFromSlice(now.Gw)
+	return (byDefault || to == ipNet(r.Dst.Masked()).String()) && by.Unmap() == gw &&
+		(r.Table == nil || now.Table == *r.Table) &&
+		(r.Priority == 0 || now.Priority == r.Priority)
 }
