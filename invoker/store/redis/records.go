@@ -237,7 +237,7 @@ func (s *Store) send(ctx context.Context, some []*store.Record) (done, refused i
 		run(ctx, pipe, nil, arguments...)
 		run = finishScript.EvalSha
 	}
-	answers, _ := pipe.Exec(ctx) // its error is the first, which may hide a worse one
+	answers, failed := pipe.Exec(ctx) // failed is the first error, which may hide a worse one
 	for _, answer := range answers {
 		if err := answer.Err(); err != nil && err != redis.Nil { // Nil: a script returned nothing
 			if refused > 0 {
@@ -246,6 +246,9 @@ func (s *Store) send(ctx context.Context, some []*store.Record) (done, refused i
 			return done, 0, s.explain(err)
 		}
 		done++
+	}
+	if failed != nil && failed != redis.Nil { // as where a connection was refused: none was sent
+		return 0, 0, s.explain(failed)
 	}
 	return done, refused, nil
 }

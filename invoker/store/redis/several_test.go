@@ -254,6 +254,33 @@ func TestRecordsWithoutRoomAreKept(t *testing.T) {
 	}
 }
 
+// Records are not sent where Redis refuses the connection: none of them is done.
+func TestRecordsOfARefusedConnectionAreKept(t *testing.T) {
+	r := startServer(t)
+	password := func(password string) {
+		t.Helper()
+		if err := r.Admin.ConfigSet(t.Context(), "requirepass", password).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	password("former")
+	s, err := Open(t.Context(), strings.Replace(r.URL(), "unix://", "unix://:former@", 1), plenty,
+		quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeIt(t, s)
+	password("present")
+	if err := r.Admin.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err(); err != nil {
+		t.Fatal(err) // but for this one
+	}
+	done, refused, err := s.send(t.Context(), []*store.Record{record(fmt.Sprintf("%032d", 1))})
+	password("former")
+	if done != 0 || refused != 0 || err == nil {
+		t.Errorf("%d are done, %d refused: %v", done, refused, err)
+	}
+}
+
 func TestOpenRefuses(t *testing.T) {
 	r := startServer(t)
 	set := func(name, value string) {
