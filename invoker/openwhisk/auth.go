@@ -103,7 +103,7 @@ func readKey(file string) ([]byte, error) {
 
 func generateKey(file string) (Key, error) {
 	key := Key{Key: access.NewKey()}
-	if err := writeWhole(file, fmt.Appendln(nil, key), 0o600, os.Link); err != nil {
+	if err := writeWhole(file, fmt.Appendln(nil, key), 0o600, moveNew); err != nil {
 		return Key{}, fmt.Errorf("the API key cannot be kept: %w", err)
 	}
 	return key, nil

@@ -3,6 +3,8 @@ package openwhisk
 import (
 	"errors"
 	"net/http"
+
+	"github.com/fastiov/fastiov/invoker/access"
 )
 
 // maxList bounds an answer that is a list. Beyond it there are fewer rows than were asked for,
@@ -33,11 +35,12 @@ func (l *list) row(appended func([]byte) []byte) error {
 	}
 	l.rows++
 	l.part = appended(append(l.part, between))
+	if len(l.part) < 64<<10 {
+		l.bytes.force(int64(len(l.part))) // who is busy sees what runs all the same
+		return nil
+	}
 	if err := l.bytes.upTo(int64(len(l.part))); err != nil {
 		return err
-	}
-	if len(l.part) < 64<<10 {
-		return nil
 	}
 	return l.send()
 }
@@ -60,6 +63,7 @@ func (l *list) send() error {
 func (l *list) end(err error) error {
 	switch {
 	case err == nil || errors.Is(err, errEnough):
+	case l.sent > 0 && errors.As(err, new(*access.TooMany)): // its last row is whole, too
 	case l.sent > 0:
 		panic(http.ErrAbortHandler)
 	default:

@@ -94,7 +94,7 @@ func makeSeal(file string) (_ *Seal, err error) {
 	}()
 	key := make([]byte, sealSize)
 	rand.Read(key)
-	err = writeWhole(file, fmt.Appendf(nil, "%x\n", key), 0o600, os.Link)
+	err = writeWhole(file, fmt.Appendf(nil, "%x\n", key), 0o600, moveNew)
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}

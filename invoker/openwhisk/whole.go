@@ -5,10 +5,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // writeWhole makes a file whole or not at all, so that no later start finds half of one. The file
-// is put in its place by os.Link, which leaves one that is there, or by os.Rename, which replaces
+// is put in its place by moveNew, which leaves one that is there, or by os.Rename, which replaces
 // it.
 func writeWhole(file string, content []byte, mode fs.FileMode, put func(from, to string) error,
 ) error {
@@ -25,4 +27,16 @@ func writeWhole(file string, content []byte, mode fs.FileMode, put func(from, to
 		return err
 	}
 	return put(out.Name(), file)
+}
+
+// moveNew renames a file, unless there is one of that name. It never has two names, as by a link.
+func moveNew(from, to string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	if err == unix.EINVAL { // the file system cannot
+		return os.Link(from, to)
+	}
+	if err != nil {
+		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
+	}
+	return nil
 }
