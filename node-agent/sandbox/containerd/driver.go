@@ -1,7 +1,6 @@
 package containerd
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	goruntime "runtime"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -233,7 +231,7 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec,
 		return nil, err
 	}
 	if err := b.furnish(ctx, tl); err != nil {
-		_, _ = d.end(context.Background(), spec, 0)
+		d.end(context.Background(), spec, 0)
 		d.unplug(spec, b.net)
 		b.letGo(false)
 		return nil, err
@@ -333,7 +331,7 @@ func (d *Driver) endFound(ctx context.Context, spec sandbox.Spec) {
 	if len(spec.Sidecars) == 0 {
 		spec.Sidecars = make([]sandbox.Sidecar, limits.Sidecars)
 	}
-	_, _ = d.end(ctx, spec, 0)
+	d.end(ctx, spec, 0)
 	if namespace != nil {
 		d.unplug(spec, namespace)
 		_ = namespace.Close()
@@ -341,8 +339,44 @@ func (d *Driver) endFound(ctx context.Context, spec sandbox.Spec) {
 }
 
 // end ends what there is of a sandbox, and returns how one of its programs ended: a sidecar by its
-// number, or the one that serves, by 0.
-func (d *Driver) end(ctx context.Context, spec sandbox.Spec, of int) (exit string, err error) {
+// number, or the one that serves, by 0. Its processes have gone then. Where containerd is away, it
+// is asked again later to remove the containers: nobody else would do that.
+func (d *Driver) end(ctx context.Context, spec sandbox.Spec, of int) (exit string) {
+	exit, err := d.tryToEnd(ctx, spec, of)
+	if err != nil {
+		d.Log.Error("containerd has not ended a sandbox; it is asked again", "sandbox", spec.ID,
+			"err", err)
+		d.boxes.Go(func() { d.endLater(spec) })
+	}
+	return exit
+}
+
+// endLater ends a sandbox as soon as containerd does it. When the driver closes before, the
+// containers are left over.
+func (d *Driver) endLater(spec sandbox.Spec) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	d.boxes.Go(func() {
+		defer cancel()
+		select {
+		case <-d.closing:
+		case <-ctx.Done():
+		}
+	})
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(d.endAgain):
+		}
+		if _, err := d.tryToEnd(ctx, spec, 0); err == nil {
+			d.Log.Info("containerd has ended a sandbox that was left over", "sandbox", spec.ID)
+			return
+		}
+	}
+}
+
+func (d *Driver) tryToEnd(ctx context.Context, spec sandbox.Spec, of int) (exit string, err error) {
 	d.cgroup(spec).kill() // also where containerd does not answer
 	ctx, cancel := context.WithTimeout(d.named(ctx), d.endWithin)
 	defer cancel()
@@ -354,33 +388,12 @@ func (d *Driver) end(ctx context.Context, spec sandbox.Spec, of int) (exit strin
 	}
 	exits[0], errs[0] = d.clean(ctx, spec)
 	ending.Wait()
-	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
-		err = errs[i]
-		d.Log.Error("containerd has not ended a sandbox", "sandbox", spec.ID, "err", err)
-	}
 	d.unshare(spec.ID)
 	d.cgroup(spec).remove()
 	if exit = exits[of]; starved > 0 {
 		exit += fmt.Sprintf("; %d of its processes killed for want of memory", starved)
 	}
-	return exit, err
-}
-
-// endAtLast ends a sandbox as often as it takes: its container stays where containerd is away for
-// longer than one attempt lasts, and nobody else would end it. It leaves it to a later agent where
-// the driver closes meanwhile.
-func (d *Driver) endAtLast(spec sandbox.Spec, of int) (exit string) {
-	for {
-		said, err := d.end(context.Background(), spec, of)
-		if exit = cmp.Or(exit, said); err == nil {
-			return exit
-		}
-		select {
-		case <-d.closing:
-			return exit
-		case <-time.After(d.endAgain):
-		}
-	}
+	return exit, errors.Join(errs...)
 }
 
 // clean removes the container of a program that was killed, and what it had, and returns how the
@@ -514,7 +527,7 @@ func (d *Driver) tend(b *box) {
 		}
 		b.booting.Wait() // its process may only be born now
 		if !letGo {
-			exit = d.endAtLast(b.spec, endedFirst(b.Cause()))
+			exit = d.end(context.Background(), b.spec, endedFirst(b.Cause()))
 		}
 		b.HangUp()
 		if !letGo {

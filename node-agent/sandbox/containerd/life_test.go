@@ -112,8 +112,14 @@ func TestASandboxEndsWhileContainerdIsAway(t *testing.T) {
 		t.Errorf("the shim is beyond reach: %v", err)
 	}
 	closing.Wait()
-	if left := d.Leftovers(nil); len(left) > 0 {
-		t.Errorf("left over: %v", left)
+	for late := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		left := d.Leftovers(nil)
+		if len(left) == 0 {
+			break
+		}
+		if time.Now().After(late) {
+			t.Fatalf("left over: %v", left)
+		}
 	}
 	if _, err := os.Stat(d.shimSocket("away")); err == nil {
 		t.Error("the shim's socket is left")
