@@ -359,7 +359,7 @@ func TestThePageSaysWhatWasNotAnswered(t *testing.T) {
 	for _, want := range []string{"30 of 54 starts answered",
 		"2 at once, 256 MiB each, 9/12 answered",
 		"none, 2 at once, 256 MiB, round 3, 1/2 answered", "all, hello, 1 at once, 256 MiB: 0/3",
-		"no start was answered of 2 at once with 256 MiB: all."} {
+		"no start of hello was answered of 2 at once with 256 MiB: all."} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page does not say %q", want)
 		}
@@ -385,7 +385,7 @@ func TestArmsAreComparedAtOneMemory(t *testing.T) {
 	}{
 		{Order{Arm: "all", N: 2, MemoryMiB: 256}, "[none 512 all 512 nonet 512] "},
 		{Order{Arm: "all", N: 2}, "[none 256 nonet 256] " +
-			"Left out, since no start was answered of 2 at once with 256 MiB: all."},
+			"Left out, since no start of hello was answered of 2 at once with 256 MiB: all."},
 	} {
 		b := benchOf(t, "", func(o Order) (*Round, error) {
 			r := played(o)

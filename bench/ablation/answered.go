@@ -32,8 +32,8 @@ func (r *Result) leftOut(cells []*Cell) string {
 	if len(names) == 0 || len(cells) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("Left out, since no start was answered of %d at once with %d MiB: %s.",
-		cells[0].N, cells[0].MemoryMiB, strings.Join(names, ", "))
+	return fmt.Sprintf("Left out, since no start of %s was answered of %d at once with %d MiB: %s.",
+		cells[0].Function, cells[0].N, cells[0].MemoryMiB, strings.Join(names, ", "))
 }
 
 // unanswered names what was played and never answered.
