@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"slices"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -30,6 +31,7 @@ func (s *state) leaveIdle(now time.Time) (left []Left) {
 		if !n.up {
 			continue
 		}
+		left = append(left, n.adopting...)
 		s.eachBox(n, func(b *box) {
 			if !n.idle.has(b) || b.group == nil {
 				return
@@ -46,23 +48,37 @@ func (s *state) leaveIdle(now time.Time) (left []Left) {
 }
 
 // meet takes in what a node held when the pool met it: what the pool before it left there, if it is
-// as it was left. All else ends.
+// as it was left. All else ends. What was left and is still being adopted is met again, at a later
+// look.
 func (p *Pool) meet(s *state, n *node, held []*api.Sandbox, now time.Time) {
+	n.adopting = nil
 	for _, h := range held {
 		l, known := s.left[[2]string{n.name, h.Id}]
-		same := known && h.State == leftAs(l.Paused) && int(h.MemoryMib) == l.MemoryMiB
-		if !same || !s.takeOver(n, l, now) {
+		switch {
+		case known && h.State == "adopting":
+			n.adopting = append(n.adopting, l)
+		case !known || !l.becomes(h) || !s.takeOver(n, l, now):
 			p.stop(n, h.Id)
 		}
 	}
+	if len(n.adopting) > 0 {
+		n.to.ask() // soon
+	}
 }
 
-// leftAs returns the state that the node reports for a sandbox that was left warm.
-func leftAs(isPaused bool) string {
-	if isPaused {
-		return "paused"
-	}
-	return "ready"
+// wereAdopting returns those of the sandboxes held that were being adopted at the last look.
+func (n *node) wereAdopting(held []*api.Sandbox) []*api.Sandbox {
+	return slices.DeleteFunc(slices.Clone(held), func(h *api.Sandbox) bool {
+		return !slices.ContainsFunc(n.adopting, func(l Left) bool { return l.Sandbox == h.Id })
+	})
+}
+
+// becomes takes in how the node has a sandbox now, and returns whether that may be what was left
+// warm. One that was left paused runs if the node's agent has been started again since.
+func (l *Left) becomes(h *api.Sandbox) bool {
+	wasPaused := l.Paused
+	l.Paused = h.State == "paused"
+	return int(h.MemoryMib) == l.MemoryMiB && (h.State == "ready" || l.Paused && wasPaused)
 }
 
 // takeOver takes in a sandbox that was left warm, unless its group has as many as it may. A group
