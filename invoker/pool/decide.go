@@ -53,7 +53,7 @@ type step struct {
 //	prewarm, cold, evict  there is free or idle room, or a stem cell: of the jobs for which it is
 //	                      enough, the one whose turn it is gets it
 //	new claims            a job that has waited for longer than patience has a node make room
-//	kept, stem cells      in room that no job waits for and no idle sandbox occupies
+//	kept, stem cells      in free room that no job which waits could ever have
 func decide(s *state, now time.Time) (step, bool) {
 	if len(s.alarms) > 0 && !now.Before(s.alarms[0].at) {
 		return s.due(s.alarms[0], now), true

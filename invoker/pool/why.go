@@ -107,7 +107,7 @@ type Snapshot struct {
 // A NodeState is one node as the pool sees it.
 type NodeState struct {
 	Name     string
-	State    string // up, draining, or why it is out of reach; empty until it is first seen
+	State    string // up, draining, or why it is out of reach
 	Boxes    int
 	FreeMiB  int
 	FreeMore int // sandboxes that it could hold besides, as far as VFs go
@@ -139,8 +139,6 @@ func (s *state) snapshot(now time.Time) Snapshot {
 			state = n.down // whether it drained when it was last seen or not
 		case n.draining:
 			state = "draining"
-		case !n.up:
-			state = "" // it has not been seen yet
 		}
 		shot.Nodes = append(shot.Nodes, NodeState{
 			n.name, state, len(n.boxes), n.free.memory, n.free.sandboxes,
