@@ -35,15 +35,20 @@ func (s *state) fulfil(n *node, c *claim) (step, bool) {
 	return step{}, false
 }
 
-// newClaim returns a claim for the group that has starved longest, of those for which a node can
-// make room, or for the first of waits, whose namespace holds less than others.
-func (s *state) newClaim(waits *line) (step, bool) {
-	most := 0
+// claimable returns the memory of the largest sandbox that could have a claim on some node.
+func (s *state) claimable() (most int) {
 	for _, n := range s.nodes {
 		if n.up && n.claim == nil && n.capacity.sandboxes >= 1 {
 			most = max(most, n.capacity.memory-n.overhead)
 		}
 	}
+	return most
+}
+
+// newClaim returns a claim for the group that has starved longest, of those for which a node can
+// make room, or for the first of waits, whose namespace holds less than others. Most is what a node
+// can hold.
+func (s *state) newClaim(most int, waits *line) (step, bool) {
 	if s.classes[0].memory > most {
 		return step{}, false // whoever waits is larger
 	}

@@ -84,3 +84,36 @@ func TestWhatNoNodeHoldsKeepsNobodyFromAClaim(t *testing.T) {
 	s.finish(busy, true)
 	s.want("expire b1", "cold large on n0")
 }
+
+// Nor does a job that no node can hold now, as that one is out of reach or has another claim: who
+// has a sandbox already claims where his namespace holds less than others, though that job's holds
+// nothing.
+func TestWhatNoNodeHoldsNowKeepsNobodyFromAFairClaim(t *testing.T) {
+	in := func(namespace string, job Demand) Demand { job.Namespace = namespace; return job }
+	poor := in("y", of("poor", 100))
+	for _, c := range []struct {
+		reached bool
+		small   int // sandboxes that fill what is in reach
+		want    []string
+	}{
+		{false, 4, []string{"claim poor"}},
+		{true, 14, []string{"claim first", "claim poor"}},
+	} {
+		s := newScene(t, Config{}, sized(unbounded, 500), sized(unbounded, 1000))
+		s.s.unreached(s.s.nodes[1], "n1 is off", s.now)
+		s.begun(poor)
+		if c.reached {
+			s.s.looked(s.s.nodes[1], sized(unbounded, 1000), s.now)
+		}
+		for range c.small {
+			s.begun(of("small", 100))
+		}
+		if c.reached {
+			s.call(of("first", 1000))
+		}
+		s.call(in("z", of("huge", 1000)))
+		s.call(poor)
+		s.pass(testPatience)
+		s.want(c.want...)
+	}
+}

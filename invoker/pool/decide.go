@@ -139,7 +139,8 @@ func (s *state) makePlace(now time.Time) (step, bool) {
 			most = max(most, r.memory-n.overhead)
 		}
 	}
-	var turn, waits *line // for what there is room for, and for more
+	claimable := s.claimable()
+	var turn, waits *line // for what there is room for, and for what a node could make some
 	for _, c := range s.classes {
 		l := c.lines[0]
 		if c.memory <= most || c.stem != nil && c.stem.idle.n > 0 {
@@ -149,14 +150,14 @@ func (s *state) makePlace(now time.Time) (step, bool) {
 			continue
 		}
 		late := l.groups.first.of.claim == nil && l.head().aged
-		if late && (waits == nil || l.before(waits)) {
+		if c.memory <= claimable && late && (waits == nil || l.before(waits)) {
 			waits = l
 		}
 	}
 	if turn != nil {
 		return s.start(turn.groups.first.of, nil), true
 	}
-	return s.newClaim(waits)
+	return s.newClaim(claimable, waits)
 }
 
 // start has a group's first waiter start a sandbox on that node, or where it is best; a stem cell
