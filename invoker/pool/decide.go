@@ -265,16 +265,12 @@ func (s *state) due(a *alarm, now time.Time) step {
 	return step{kind: Note, alarm: a}
 }
 
-// roomAhead returns a node with free room for a group that will be called soon, if no job waits for
-// room.
+// roomAhead returns a node with free room for a group that will be called soon, or nil.
 func (s *state) roomAhead(g *group) *node {
-	if s.closed || g.again == nil || g.live > 0 || g.full() || len(s.classes) > 0 {
+	if s.closed || g.again == nil || g.live > 0 || g.full() {
 		return nil
 	}
-	if n := s.best(g); n != nil && n.spare().fits(g.memory+n.overhead) {
-		return n
-	}
-	return nil
+	return s.bestUnwanted(g)
 }
 
 // pauses returns how long a sandbox idles before it is paused; 0 or less: it never is.

@@ -164,12 +164,16 @@ func (s *state) replenish() (step, bool) {
 		return step{}, false
 	}
 	g := turn.groups.first.of
-	var best *node
+	return step{kind: Keep, group: g, node: s.bestUnwanted(g)}, true
+}
+
+// bestUnwanted returns the node to start a sandbox of the group on that no job waits for, or nil.
+func (s *state) bestUnwanted(g *group) (best *node) {
 	for _, n := range s.nodes {
 		able := s.unwanted(n).fits(g.memory + n.overhead)
 		if able && (best == nil || n.better(best, g)) {
 			best = n
 		}
 	}
-	return step{kind: Keep, group: g, node: best}, true
+	return best
 }

@@ -546,3 +546,21 @@ func TestAJobThatNoNodeHoldsStopsNoKeptStart(t *testing.T) {
 	s.s.keep(&kept, 2, 9, s.now)
 	s.want()
 }
+
+// Nor does it stop what is started for a group that will be called soon.
+func TestAJobThatNoNodeHoldsStopsNoStartAhead(t *testing.T) {
+	s := newScene(t, Config{Policy: foreseen{}}, sized(unbounded, 500), sized(unbounded, 2000))
+	s.s.unreached(s.s.nodes[1], "n1 is off", s.now)
+	s.finish(s.begun(of("a", 100)), true)
+	s.want("expire b1")
+	s.call(of("huge", 1000))
+	s.pass(2 * time.Second)
+	s.want("revive a")
+	s.started(s.boxes[1], true)
+	s.finish(s.begun(of("a", 100)), true)
+	s.want("expire b2")
+	s.begun(of("busy", 300))
+	s.call(of("large", 400))
+	s.pass(2 * time.Second)
+	s.want("claim large")
+}
