@@ -41,12 +41,12 @@ func TestNobodyUsesWhatAClaimCountsOn(t *testing.T) {
 	s.idling(of("warm", 100))
 	s.call(with(of("large", 450), func(d *Demand) { d.Namespace = "y" }))
 	s.pass(testPatience)
-	s.want("claim large", "expire b1", "expire b3")
+	s.want("claim large", "evict b1", "evict b3")
 	s.call(of("warm", 100))
 	s.call(with(of("python", 100), func(d *Demand) { d.Image, d.Stem = "python", true }))
 	s.want()
 	s.finish(busy, true)
-	s.want("expire b2", "cold large on n0")
+	s.want("evict b2", "cold large on n0")
 }
 
 // What a claim does not need stays, and is used; a start beside the claim ends that before it
@@ -59,14 +59,14 @@ func TestAClaimEndsNoMoreThanItNeeds(t *testing.T) {
 	other := s.idling(of("other", 200)) // and 100 MiB are free
 	s.call(with(of("large", 500), func(d *Demand) { d.Namespace = "y" }))
 	s.pass(testPatience)
-	s.want("claim large", "expire "+first.id)
+	s.want("claim large", "evict "+first.id)
 	s.finish(s.begun(of("other", 200)), true)
 	s.call(of("small", 150)) // 200 MiB are free, and the claim counts on them
 	s.want("evict "+other.id, "cold small on n0")
 	s.call(of("warm", 100))
 	s.want()
 	s.finish(busy, true)
-	s.want("expire "+busy.box.id, "cold large on n0")
+	s.want("evict "+busy.box.id, "cold large on n0")
 }
 
 // Groups that no node in reach can hold do not keep others from a claim, however many they are and
@@ -82,7 +82,7 @@ func TestWhatNoNodeHoldsKeepsNobodyFromAClaim(t *testing.T) {
 	s.pass(testPatience)
 	s.want("claim large")
 	s.finish(busy, true)
-	s.want("expire b1", "cold large on n0")
+	s.want("evict b1", "cold large on n0")
 }
 
 // Nor does a job that no node can hold now, as that one is out of reach or has another claim: who
@@ -115,5 +115,25 @@ func TestWhatNoNodeHoldsNowKeepsNobodyFromAFairClaim(t *testing.T) {
 		s.call(poor)
 		s.pass(testPatience)
 		s.want(c.want...)
+	}
+}
+
+// What ends for a claim counts as evicted, and is said to end for who claims.
+func TestWhatEndsForAClaimIsEvicted(t *testing.T) {
+	s := newScene(t, Config{KeepAlive: time.Hour}, sized(unbounded, 500))
+	s.idling(of("warm", 100))
+	s.begun(of("busy", 300))
+	s.call(with(of("large", 500), func(d *Demand) { d.Namespace = "y" }))
+	s.pass(testPatience)
+	for s.s.counts[Claim] == 0 {
+		do, more := decide(s.s, s.now)
+		if !more {
+			t.Fatal("nobody claims")
+		}
+		s.carryOut(do)
+	}
+	do, _ := decide(s.s, s.now)
+	if do.kind != Evict || do.why != "its room is claimed by large" {
+		t.Errorf("%s: %s", show(do), do.why)
 	}
 }

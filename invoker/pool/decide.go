@@ -14,7 +14,7 @@ const (
 	Warming Kind = "warming" // a job gets a free slot of a sandbox that another job starts
 	Prewarm Kind = "prewarm" // a job gives its function to a stem cell
 	Cold    Kind = "cold"    // a job starts a sandbox
-	Evict   Kind = "evict"   // an idle sandbox of a node ends for a job, the first of its idlers
+	Evict   Kind = "evict"   // an idle sandbox ends for a job
 	Refuse  Kind = "refused" // a job gets none
 	Claim   Kind = "claim"   // room is being made for a job that has waited too long
 	Unclaim Kind = "unclaim" // that room is not to be had
@@ -47,7 +47,7 @@ type step struct {
 // its step has been applied, until there is none. In this order:
 //
 //	alarms                waits and idling that are over, pauses
-//	endings               sandboxes that are retired, or on a node that drains
+//	endings               sandboxes that are retired, claimed, or on a node that drains
 //	warm, warming         a group with a waiter and a free slot: it needs no room
 //	claims                room that was made for a job that waited too long
 //	prewarm, cold, evict  there is free or idle room, or a stem cell: of the jobs for which it is
@@ -58,8 +58,8 @@ func decide(s *state, now time.Time) (step, bool) {
 	if len(s.alarms) > 0 && !now.Before(s.alarms[0].at) {
 		return s.due(s.alarms[0], now), true
 	}
-	if b := s.finished.first; b != nil {
-		return step{kind: Expire, box: b.of, why: "it is wanted no more"}, true
+	if l := s.finished.first; l != nil {
+		return l.of.finish(), true
 	}
 	if s.closed {
 		return s.closing()
@@ -83,6 +83,15 @@ func decide(s *state, now time.Time) (step, bool) {
 		return do, true
 	}
 	return s.backfill(now)
+}
+
+// finish returns the end of a sandbox that idles and is to end.
+func (b *box) finish() step {
+	if b.claimed {
+		why := fmt.Sprintf("its room is claimed by %s", b.node.claim.group.name)
+		return step{kind: Evict, box: b, why: why}
+	}
+	return step{kind: Expire, box: b, why: "it is wanted no more"}
 }
 
 func (s *state) closing() (step, bool) {
