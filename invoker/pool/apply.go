@@ -139,6 +139,7 @@ func (s *state) pastDue(a *alarm, now time.Time) {
 	case *waiter:
 		of.aged = true
 		s.alarms.set(a, of.deadline)
+		s.fileGroup(of.group, now)
 	case *box:
 		if at := s.boxDue(of); !at.IsZero() && !now.Before(at) {
 			of.since, of.kept = now, true // its group alone keeps it, and it idles anew

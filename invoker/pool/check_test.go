@@ -97,6 +97,10 @@ func (w *world) checkSums() {
 			w.fail("group %s keeps %d of %d, and its namespace %d of %d",
 				g.name, g.least, g.wants, g.space.least, g.space.most)
 		}
+		starves := g.class != nil && g.live == 0 && g.claim == nil && g.waiting.first.of.aged
+		if among := g.class != nil && g.turn.in == &g.class.starving; among != starves {
+			w.fail("group %s starves: %t, and is among those that do: %t", g.name, starves, among)
+		}
 		if g.claim != nil && g.class == nil {
 			w.fail("group %s holds a claim, and does not stand in line", g.name)
 		}
@@ -217,21 +221,15 @@ func (w *world) checkClaim(n *node) {
 	}
 }
 
-// checkClaims: the one who has waited longest of those with nothing has a claim, if a node could
-// hold him.
+// checkClaims: of those with nothing that a node could hold, the one who has waited longest has a
+// claim.
 func (w *world) checkClaims() {
 	for _, n := range w.s.nodes {
 		w.checkClaim(n)
-	}
-	l := w.s.starving.first
-	if l == nil || !l.of.waiting.first.of.aged {
-		return
-	}
-	for _, n := range w.s.nodes {
-		able := n.up && n.capacity.fits(l.of.memory+n.overhead) && n.busy.n+n.endless.n > 0
+		g := w.s.starved(n.capacity.memory - n.overhead)
+		able := g != nil && n.up && n.capacity.sandboxes >= 1 && n.busy.n+n.endless.n > 0
 		if able && n.claim == nil && n.free.sandboxes >= 0 && n.free.memory >= 0 {
-			w.fail("a job of %s has waited too long, and %s makes no room for it",
-				l.of.name, n.name)
+			w.fail("a job of %s has waited too long, and %s makes no room for it", g.name, n.name)
 		}
 	}
 }

@@ -1,5 +1,7 @@
 package pool
 
+import "time"
+
 // A start never waits for another that does not fit. Claims keep large jobs from starving. The
 // rule:
 //
@@ -17,10 +19,6 @@ package pool
 
 // mostLookedAt bounds how many of a node's busy sandboxes, of either sort, a claim looks at.
 const mostLookedAt = 64
-
-// mostStarving bounds for how many of the groups that have starved longest a claim is looked for,
-// of those that some node without a claim could hold.
-const mostStarving = 8
 
 // fulfil returns the start of the job that a claim has made room for, or the end of a claim for
 // which no room can be made.
@@ -45,23 +43,35 @@ func (s *state) claimable() (most int) {
 	return most
 }
 
+// starve has a group be among those of its class that starve.
+func (g *group) starve(now time.Time) {
+	if c := &g.class.starving; g.turn.in != c {
+		g.turn.join(c)
+		g.starves = now
+	}
+}
+
+// starved returns the group that has starved longest, of those that need so much memory at most.
+func (s *state) starved(most int) (first *group) {
+	for _, c := range s.classes {
+		if c.memory > most {
+			break
+		}
+		l := c.starving.first
+		if l != nil && (first == nil || l.of.starves.Before(first.starves)) {
+			first = l.of
+		}
+	}
+	return first
+}
+
 // newClaim returns a claim for the group that has starved longest, of those for which a node can
 // make room, or for the first of waits, whose namespace holds less than others. Most is what a node
-// can hold.
+// can hold. Where there is no room to be made for one group, there is none for a larger one.
 func (s *state) newClaim(most int, waits *line) (step, bool) {
-	if s.classes[0].memory > most {
-		return step{}, false // whoever waits is larger
-	}
-	left := mostStarving
-	for l := s.starving.first; l != nil && left > 0; l = l.next {
-		if l.of.memory > most {
-			continue
-		}
-		left--
-		if l.of.waiting.first.of.aged {
-			if do, ok := s.claimFor(l.of, false); ok {
-				return do, true
-			}
+	for g := s.starved(most); g != nil; g = s.starved(g.memory - 1) {
+		if do, ok := s.claimFor(g, false); ok {
+			return do, true
 		}
 	}
 	if waits != nil {

@@ -29,7 +29,6 @@ type state struct {
 	stems    []*stem
 	queue    chain[*waiter] // all of them, by arrival
 	servable chain[*group]  // have a waiter, and a sandbox with a slot for it
-	starving chain[*group]  // have a waiter, and no sandbox that will ever have a slot for it
 	full     chain[*group]  // have a waiter, no slot, and as many sandboxes as they may
 	finished chain[*box]    // idle, and to end
 	lacking  []*size        // groups that have less sandboxes than they keep, the least first
@@ -245,6 +244,7 @@ type group struct {
 	window  Window    // the policy's, as of the last end
 	ended   time.Time // when the last of its jobs did
 	turn    link[*group]
+	starves time.Time // since when, where it is among those that do
 	inLine  link[*group]
 	alarm   alarm // for its next pre-warming, or to be forgotten
 }
@@ -265,9 +265,10 @@ type space struct {
 // A class is all jobs that a start of the same size would serve; of those for whose image there are
 // stem cells each has its own.
 type class struct {
-	memory int
-	stem   *stem
-	lines  lines // a heap: the namespace that holds least is first
+	memory   int
+	stem     *stem
+	lines    lines         // a heap: the namespace that holds least is first
+	starving chain[*group] // have an aged waiter, and no sandbox that will ever have a slot for it
 }
 
 // A size is the groups that lack sandboxes of the same size.
@@ -424,20 +425,20 @@ func (s *state) fileGroup(g *group, now time.Time) {
 	servable := waits && (g.open.n > 0 || g.warming.n > 0 && !g.bounds.Scaled)
 	// who is served at once need not stand in line
 	stands := waits && !servable && !g.full() && (g.live == 0 || !g.rests(now))
+	s.fileLine(g, stands)
 	switch {
 	case servable:
 		g.turn.join(&s.servable)
 	case waits && !stands:
 		g.turn.join(&s.full)
-	case waits && g.live == 0 && g.claim == nil:
-		g.turn.join(&s.starving)
+	case stands && g.live == 0 && g.claim == nil && g.waiting.first.of.aged:
+		g.starve(now)
 	default:
 		g.turn.leave()
 	}
 	if waits && !servable {
 		s.setAlarms(g)
 	}
-	s.fileLine(g, stands)
 	s.fileLack(g, g.live < g.least && !g.full() && !g.rests(now))
 	if keeps := stands || servable && !g.full(); !keeps && g.claim != nil {
 		s.dropClaim(g.claim, now)

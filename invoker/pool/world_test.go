@@ -387,7 +387,7 @@ func (w *world) end() {
 		}
 	}
 	w.settle()
-	filed := w.s.servable.n + w.s.starving.n + w.s.full.n + w.s.finished.n
+	filed := w.s.servable.n + w.s.full.n + w.s.finished.n
 	if !w.s.empty() || len(w.s.classes) > 0 || filed > 0 {
 		w.fail("left in a closed pool: %+v", w.s.snapshot(w.now))
 	}
