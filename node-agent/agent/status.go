@@ -85,24 +85,22 @@ func (a *Agent) detail(reply *api.StatusReply) {
 	reply.Leftovers = a.leftovers(live)
 }
 
-// leftovers returns what belongs to no sandbox. A start that enters between the look at the table
-// and that at the machine belongs to one: so what is found is looked for again by a later table.
+// leftovers returns what belongs to no sandbox, neither to one in live nor to one that is known
+// after the look at the machine: its start may have entered meanwhile.
 func (a *Agent) leftovers(live map[string]bool) []string {
-	look := func() []string {
-		return append(a.Starter.Leftovers(live), a.Starter.Driver.Leftovers(live)...)
-	}
-	found := look()
-	if len(found) == 0 {
-		return nil
-	}
+	found := append(a.Starter.Leftovers(live), a.Starter.Driver.Leftovers(live)...)
 	a.mu.Lock()
-	for id := range a.sandboxes {
-		live[id] = true
-	}
-	a.mu.Unlock()
-	return slices.DeleteFunc(look(), func(left string) bool {
-		return !slices.Contains(found, left)
+	defer a.mu.Unlock()
+	return slices.DeleteFunc(found, func(left string) bool {
+		return a.sandboxes[sandboxIn(left)] != nil
 	})
+}
+
+// sandboxIn returns the id of the sandbox that a leftover is of: its line ends with it, or with a
+// name of a part of that sandbox, as in id.part.
+func sandboxIn(left string) string {
+	id, _, _ := strings.Cut(left[strings.LastIndexAny(left, " /")+1:], ".")
+	return id
 }
 
 // pulled returns what the pull of a sandbox's image did, if its start waited for one.

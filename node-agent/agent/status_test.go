@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -10,18 +11,22 @@ import (
 )
 
 // A hasty driver has a sandbox start whenever somebody looks for what is left over; it calls every
-// sandbox that it is not told of left over, and one that nobody knows.
+// sandbox that it is not told of left over, and one that nobody knows. That one's process changes
+// its name all the time.
 type hasty struct {
 	sandbox.Driver
 	start func()
 	has   []string
+	looks int
 }
 
 func (h *hasty) Leftovers(live map[string]bool) (left []string) {
 	h.start()
+	h.looks++
 	for _, id := range h.has {
 		if !live[id] {
-			left = append(left, "cgroup "+id)
+			left = append(left, "cgroup fastiov/"+id, "container "+id, "container "+id+".1",
+				fmt.Sprintf("process 7 (name %d) of sandbox %s", h.looks, id))
 		}
 	}
 	return left
@@ -43,7 +48,8 @@ func TestAStartIsNothingLeftOver(t *testing.T) {
 	}
 	a.Starter.Driver = h
 	now, err := a.Status(t.Context(), &api.StatusRequest{})
-	if err != nil || !slices.Equal(now.Leftovers, []string{"cgroup lost"}) {
+	if err != nil || !slices.Equal(now.Leftovers, []string{"cgroup fastiov/lost",
+		"container lost", "container lost.1", "process 7 (name 1) of sandbox lost"}) {
 		t.Errorf("left over: %q, %v", now.GetLeftovers(), err)
 	}
 	if _, err := a.Drain(t.Context(), &api.DrainRequest{Cancel: true}); err != nil {

@@ -112,7 +112,8 @@ type Driver interface {
 	// when it is gone. It cannot fail and may run twice.
 	End(spec Spec)
 	// Leftovers lists, one line each, the processes, cgroups, sockets and the like of this driver
-	// that belong to no sandbox in live.
+	// that belong to no sandbox in live. Each line ends with the sandbox's id, alone or before a
+	// dot, after a space or a slash.
 	Leftovers(live map[string]bool) []string
 }
 
