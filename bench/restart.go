@@ -128,7 +128,7 @@ func (b *Restart) begin(ctx context.Context) (*agentProcess, *api.StatusReply, e
 		probe, err := net.Dial("unix", b.Socket) // a gRPC client would pause before it tried again
 		if err == nil {
 			probe.Close()
-			a.node, a.hangUp, err = api.Dial(b.Socket, api.Keys{})
+			a.node, a.hangUp, err = api.Dial(b.Socket, nil)
 		}
 		if err == nil {
 			var st *api.StatusReply

@@ -21,7 +21,7 @@ func dialNode(runDir string) (api.NodeClient, func(), error) {
 	if err := agentThere(runDir); err != nil {
 		return nil, nil, err
 	}
-	return api.Dial(filepath.Join(runDir, nodeSocket), api.Keys{})
+	return api.Dial(filepath.Join(runDir, nodeSocket), nil)
 }
 
 // agentThere says why the agent whose run directory is runDir cannot be spoken to, if so.

@@ -67,7 +67,7 @@ func invokerCmd() *cobra.Command {
 		var watched []live.Named
 		alone.far.keys.Log = log
 		for _, address := range addresses {
-			node, hangUp, err := api.Dial(address, alone.far.keys)
+			node, hangUp, err := api.Dial(address, &alone.far.keys)
 			if err != nil {
 				return err
 			}

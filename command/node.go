@@ -94,7 +94,7 @@ func openNode(ctx context.Context, f *nodeFlags, registry *prometheus.Registry,
 	if err := n.serveCNI(f.runDir); err != nil {
 		return nil, err
 	}
-	if err := n.serveFar(f.api); err != nil {
+	if err := n.serveFar(&f.api); err != nil {
 		return nil, err
 	}
 	log.Info("node ready", "driver", f.sandbox.name, "fastiov", n.arm)
@@ -301,11 +301,11 @@ func (n *node) serve(runDir string, group int) error {
 }
 
 // serveFar serves the node API to other machines.
-func (n *node) serveFar(f apiFlags) error {
+func (n *node) serveFar(f *apiFlags) error {
 	if f.listen == "" {
 		return nil
 	}
-	server, err := api.NewTLSServer(n.agent.Measured(), f.keys, n.log)
+	server, err := api.NewTLSServer(n.agent.Measured(), &f.keys, n.log)
 	if err != nil {
 		return err
 	}

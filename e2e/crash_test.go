@@ -448,7 +448,7 @@ type counted struct {
 
 func (c *runCounter) stand(t *testing.T, agent, socket string) {
 	t.Helper()
-	client, hangUp, err := api.Dial(agent, api.Keys{})
+	client, hangUp, err := api.Dial(agent, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

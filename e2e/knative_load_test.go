@@ -307,7 +307,7 @@ func (k *apartKnative) held() (states []string, err error) {
 }
 
 func (k *apartKnative) on(socket string) (states []string, err error) {
-	node, hangUp, err := api.Dial(socket, api.Keys{})
+	node, hangUp, err := api.Dial(socket, nil)
 	if err != nil {
 		return nil, err
 	}

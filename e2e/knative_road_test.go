@@ -113,7 +113,7 @@ type dialer = func(ctx context.Context, address string) (net.Conn, error)
 // last returns what connects to the sandbox that was started last.
 func (k *knative) last() dialer {
 	k.t.Helper()
-	node, hangUp, err := api.Dial(filepath.Join(k.run(), "node.sock"), api.Keys{})
+	node, hangUp, err := api.Dial(filepath.Join(k.run(), "node.sock"), nil)
 	if err != nil {
 		k.t.Fatal(err)
 	}

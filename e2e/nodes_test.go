@@ -26,7 +26,7 @@ import (
 
 // selfSigned returns a certificate for 127.0.0.1 and some names that is its own CA, so each of its
 // holders accepts the others.
-func selfSigned(t *testing.T, names ...string) api.Keys {
+func selfSigned(t *testing.T, names ...string) *api.Keys {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -48,7 +48,7 @@ func selfSigned(t *testing.T, names ...string) api.Keys {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	keys := api.Keys{Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key"),
+	keys := &api.Keys{Cert: filepath.Join(dir, "cert"), Key: filepath.Join(dir, "key"),
 		CA: filepath.Join(dir, "cert")}
 	for path, block := range map[string]*pem.Block{keys.Cert: {Type: "CERTIFICATE", Bytes: cert},
 		keys.Key: {Type: "EC PRIVATE KEY", Bytes: secret}} {

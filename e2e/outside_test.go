@@ -46,7 +46,7 @@ func dialNode(runDir string) (api.NodeClient, func(), error) {
 		return nil, nil, err
 	}
 	probe.Close()
-	return api.Dial(socket, api.Keys{})
+	return api.Dial(socket, nil)
 }
 
 // serverOf returns the pid of the process that listens on socket, and a pidfd that is open until

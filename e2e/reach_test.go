@@ -20,7 +20,7 @@ func TestASandboxIsReached(t *testing.T) {
 		"--metrics", "")
 	start(t, agent)
 	waitForSocket(t, run)
-	node, hangUp, err := api.Dial(filepath.Join(run, "node.sock"), api.Keys{})
+	node, hangUp, err := api.Dial(filepath.Join(run, "node.sock"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -97,7 +97,7 @@ func (b *Bench) Knative(ctx context.Context) (*Knative, error) {
 	}
 	all.Wait()
 	k.BurstCold, k.BurstAnswered = bench.QuantilesOf(burst), together-(k.Failed-failed)
-	node, hangUp, err := api.Dial(filepath.Join(s.runDir(), "node.sock"), api.Keys{})
+	node, hangUp, err := api.Dial(filepath.Join(s.runDir(), "node.sock"), nil)
 	if err != nil {
 		return nil, err
 	}

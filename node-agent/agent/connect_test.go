@@ -42,7 +42,7 @@ func eachWay(t *testing.T, test func(t *testing.T, a *Agent, d *driver, node api
 		server := api.NewServer(a, slog.New(slog.DiscardHandler))
 		go server.Serve(l)
 		defer server.Stop()
-		node, hangUp, err := api.Dial(socket, api.Keys{})
+		node, hangUp, err := api.Dial(socket, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,7 +14,7 @@ func TestANodeThatIsAwayIsLookedForOften(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	client, hangUp, err := Dial(l.Addr().String(), Keys{})
+	client, hangUp, err := Dial(l.Addr().String(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

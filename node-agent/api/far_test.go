@@ -139,3 +139,36 @@ func TestRenewedKeysThatCannotBeUsedAreLogged(t *testing.T) {
 		}
 	}
 }
+
+// An invoker has one set of files for all its nodes: what is wrong with it is logged once.
+func TestKeysForManyNodesAreLoggedOnce(t *testing.T) {
+	ours := newAuthority(t)
+	s, err := NewTLSServer(server{}, ours.keys("node", ours), silent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := serve(t, "tcp", "127.0.0.1:0", s)
+	var log strings.Builder
+	mine := ours.keys("invoker", ours)
+	mine.Log = slog.New(slog.NewTextHandler(&log, nil))
+	var nodes []NodeClient
+	for range 3 {
+		node, hangUp, err := Dial(address, mine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer hangUp()
+		nodes = append(nodes, node)
+	}
+	if err := os.WriteFile(mine.Cert, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range nodes {
+		if _, err := node.Status(t.Context(), &StatusRequest{}); err != nil {
+			t.Error(err)
+		}
+	}
+	if said := log.String(); strings.Count(said, "\n") != 1 {
+		t.Errorf("of %d nodes: %q", len(nodes), said)
+	}
+}

@@ -123,7 +123,7 @@ func TestWhoDoesNotGreetIsNotServed(t *testing.T) {
 		}
 		conn.Close()
 	}
-	if err := ask(t, socket, Keys{}); err != nil {
+	if err := ask(t, socket, nil); err != nil {
 		t.Errorf("a client after them: %v", err)
 	}
 }
@@ -361,7 +361,7 @@ func TestANodeThatIsNotThereIsUnavailable(t *testing.T) {
 func TestHangingUpEndsRuns(t *testing.T) {
 	node := newRunner()
 	socket, _ := framed(t, node)
-	client, hangUp, err := Dial(socket, Keys{})
+	client, hangUp, err := Dial(socket, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -89,7 +89,7 @@ func (s *streams) options() []grpc.ServerOption {
 
 func dialed(t *testing.T, socket string) NodeClient {
 	t.Helper()
-	client, hangUp, err := Dial(socket, Keys{})
+	client, hangUp, err := Dial(socket, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +284,7 @@ func BenchmarkRun(b *testing.B) {
 	server := quiet(echo{})
 	go func() { _ = server.Serve(l) }()
 	defer server.Stop()
-	client, hangUp, err := Dial(l.Addr().String(), Keys{})
+	client, hangUp, err := Dial(l.Addr().String(), nil)
 	if err != nil {
 		b.Fatal(err)
 	}

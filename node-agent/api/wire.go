@@ -49,20 +49,27 @@ var again = grpc.ConnectParams{
 const grace = 10 * time.Second
 
 // Keys names the files by which the two ends of a connection over TCP know each other: each shows
-// its certificate, and takes the other's only if CA has signed it.
+// its certificate, and takes the other's only if CA has signed it. Each new connection uses what
+// the files hold then. While they do not fit together, as between the writing of two of them, the
+// last that did serves.
 type Keys struct {
 	Cert, Key, CA string
 	Log           *slog.Logger // of renewed files that cannot be used; nil: slog's default
+
+	mu   sync.Mutex
+	last credentials.TransportCredentials // nil until the files have fitted together
+	told string                           // why they cannot be used, as logged; "" where they can
 }
 
 // Dial returns a client of the node at address: host:port, or the path of a Unix socket, where the
-// right to open it is the authentication. It does not wait for the node to answer.
-func Dial(address string, keys Keys) (node NodeClient, hangUp func(), err error) {
+// right to open it is the authentication, and keys may be nil. It does not wait for the node to
+// answer.
+func Dial(address string, keys *Keys) (node NodeClient, hangUp func(), err error) {
 	secure, target, socket := insecure.NewCredentials(), "unix:"+address, address
 	if !isPath(address) {
 		target, socket = "dns:///"+address, ""
 		var err error
-		if secure, err = keys.credentials(); err != nil {
+		if secure, err = cmp.Or(keys, new(Keys)).credentials(); err != nil {
 			return nil, nil, fmt.Errorf("node %s: %w", address, err)
 		}
 	}
@@ -125,7 +132,7 @@ func NewServer(node NodeServer, log *slog.Logger) *Server {
 
 // NewTLSServer returns a server of node for TCP, which takes no client without a certificate that
 // keys.CA has signed.
-func NewTLSServer(node NodeServer, keys Keys, log *slog.Logger) (*Server, error) {
+func NewTLSServer(node NodeServer, keys *Keys, log *slog.Logger) (*Server, error) {
 	keys.Log = cmp.Or(keys.Log, log)
 	secure, err := keys.credentials()
 	if err != nil {
@@ -156,49 +163,46 @@ func healthOf(node NodeServer) healthpb.HealthServer {
 	return health.NewServer()
 }
 
-// renewing holds credentials that follow the files of keys: each new connection uses what the files
-// hold then. While they do not fit together, as between the writing of two of them, the last that
-// did serves.
+// renewing holds credentials that follow the files of keys.
 type renewing struct {
 	credentials.TransportCredentials // of the keys as they were at first: its protocol
-	keys                             Keys
-
-	mu   sync.Mutex
-	last credentials.TransportCredentials
-	told string // why the files cannot be used, as logged; "" where they can
+	keys                             *Keys
 }
 
-func (k Keys) credentials() (credentials.TransportCredentials, error) {
-	config, err := k.config()
+func (k *Keys) credentials() (credentials.TransportCredentials, error) {
+	first, err := k.now()
 	if err != nil {
 		return nil, err
 	}
-	first := credentials.NewTLS(config)
-	return &renewing{TransportCredentials: first, keys: k, last: first}, nil
+	return &renewing{first, k}, nil
 }
 
-func (r *renewing) now() credentials.TransportCredentials {
-	config, err := r.keys.config()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.tell(err)
-	if err == nil {
-		r.last = credentials.NewTLS(config)
+// now returns credentials of what the files hold, or held when they last fitted together.
+func (k *Keys) now() (credentials.TransportCredentials, error) {
+	config, err := k.config()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case err == nil:
+		k.last = credentials.NewTLS(config)
+	case k.last == nil:
+		return nil, err
 	}
-	return r.last
+	k.tell(err)
+	return k.last, nil
 }
 
 // tell logs why the files cannot be used when that changes, and that they can be used again.
-func (r *renewing) tell(err error) {
+func (k *Keys) tell(err error) {
 	says := ""
 	if err != nil {
 		says = err.Error()
 	}
-	if says == r.told {
+	if says == k.told {
 		return
 	}
-	r.told = says
-	log := cmp.Or(r.keys.Log, slog.Default())
+	k.told = says
+	log := cmp.Or(k.Log, slog.Default())
 	if err != nil {
 		log.Error("renewed keys of the node API cannot be used; the former ones serve", "err", err)
 	} else {
@@ -208,17 +212,25 @@ func (r *renewing) tell(err error) {
 
 func (r *renewing) ClientHandshake(ctx context.Context, authority string,
 	raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return r.now().ClientHandshake(ctx, authority, raw)
+	now, err := r.keys.now()
+	if err != nil {
+		return nil, nil, err
+	}
+	return now.ClientHandshake(ctx, authority, raw)
 }
 
 func (r *renewing) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return r.now().ServerHandshake(raw)
+	now, err := r.keys.now()
+	if err != nil {
+		return nil, nil, err
+	}
+	return now.ServerHandshake(raw)
 }
 
 func (r *renewing) Clone() credentials.TransportCredentials { return r }
 
 // config reads the files, for either side.
-func (k Keys) config() (*tls.Config, error) {
+func (k *Keys) config() (*tls.Config, error) {
 	if k.Cert == "" || k.Key == "" || k.CA == "" {
 		return nil, errors.New(
 			"the node API over TCP needs a certificate, its key and the CA of the other side: --node-cert, --node-key, --node-ca")

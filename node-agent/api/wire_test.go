@@ -89,14 +89,14 @@ func (a *authority) write(name, kind string, content []byte) {
 }
 
 // keys returns those of a new certificate, for a peer that trusts that other authority.
-func (a *authority) keys(name string, trusts *authority) Keys {
+func (a *authority) keys(name string, trusts *authority) *Keys {
 	a.t.Helper()
 	a.sign(name, &x509.Certificate{
 		SerialNumber: big.NewInt(2), NotAfter: time.Now().Add(time.Hour),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 	})
-	return Keys{Cert: filepath.Join(a.dir, name+".pem"), Key: filepath.Join(a.dir, name+".key"),
+	return &Keys{Cert: filepath.Join(a.dir, name+".pem"), Key: filepath.Join(a.dir, name+".key"),
 		CA: filepath.Join(trusts.dir, "ca.pem")}
 }
 
@@ -118,7 +118,7 @@ func serve(t *testing.T, network, address string, s served) string {
 	return l.Addr().String()
 }
 
-func ask(t *testing.T, address string, keys Keys) error {
+func ask(t *testing.T, address string, keys *Keys) error {
 	t.Helper()
 	client, hangUp, err := Dial(address, keys)
 	if err != nil {
@@ -151,7 +151,7 @@ func TestOverTCPBothSidesShowWhoTheyAre(t *testing.T) {
 	if err := ask(t, address, ours.keys("invoker", theirs)); status.Code(err) != codes.Unavailable {
 		t.Errorf("an invoker who does not trust the node: %v", err)
 	}
-	if err := ask(t, address, Keys{}); err == nil {
+	if err := ask(t, address, nil); err == nil {
 		t.Error("an invoker without a certificate was let in")
 	}
 }
@@ -188,7 +188,7 @@ func TestRenewedKeysAreTaken(t *testing.T) {
 }
 
 // replace puts the files of other keys in the place of those of keys.
-func replace(t *testing.T, keys, other Keys) {
+func replace(t *testing.T, keys, other *Keys) {
 	t.Helper()
 	for from, to := range map[string]string{other.Cert: keys.Cert, other.Key: keys.Key,
 		other.CA: keys.CA} {
@@ -205,7 +205,7 @@ func replace(t *testing.T, keys, other Keys) {
 func TestKeysThatAreNone(t *testing.T) {
 	ours := newAuthority(t)
 	good := ours.keys("node", ours)
-	for name, keys := range map[string]Keys{
+	for name, keys := range map[string]*Keys{
 		"none":          {},
 		"no such file":  {Cert: "/nonexistent", Key: good.Key, CA: good.CA},
 		"CA is no cert": {Cert: good.Cert, Key: good.Key, CA: good.Key},
@@ -220,7 +220,7 @@ func TestKeysThatAreNone(t *testing.T) {
 func TestByUnixSocketAndInProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.sock")
 	serve(t, "unix", path, quiet(server{}))
-	if err := ask(t, path, Keys{}); err != nil {
+	if err := ask(t, path, nil); err != nil {
 		t.Error(err)
 	}
 	local := Local(server{})
@@ -370,7 +370,7 @@ func (full) Connect(stream grpc.BidiStreamingServer[ConnectRequest, ConnectReply
 // into sandboxes.
 func TestOneStreamHoldsBack(t *testing.T) {
 	socket := serve(t, "unix", filepath.Join(t.TempDir(), "socket"), quiet(full{}))
-	client, hangUp, err := Dial(socket, Keys{})
+	client, hangUp, err := Dial(socket, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
