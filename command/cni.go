@@ -36,7 +36,7 @@ func (n *node) serveCNI(runDir string) error {
 			n.log.Error("CNI", "err", err)
 		}
 	}()
-	n.onClose(func() {
+	n.onStop(func() {
 		listener.Close()
 		<-served
 	})

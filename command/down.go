@@ -35,7 +35,7 @@ func downCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&undo, "undo", false, "put drivers and VFs back as they were found")
 	cmd.Flags().BoolVar(&force, "force", false,
 		"kill the agent, the invoker and all sandboxes, whether they answer or not")
-	within := cmd.Flags().Duration("timeout", 2*time.Minute,
+	within := cmd.Flags().Duration("timeout", 3*api.UndoWithin,
 		"how long the node may take to end; its invoker has a quarter of that")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), *within)
@@ -82,11 +82,9 @@ func downCmd() *cobra.Command {
 	return cmd
 }
 
-// patience bounds how long a process may take to end after it was told to.
-const patience = 30 * time.Second
-
 // endNode ends the invoker, the sandboxes and the agent. If an invoker does not end in time, its
-// agent ends it, and kills it if need be.
+// agent ends it, and kills it if need be: an agent may need what is left of the time for that, and
+// for the calls that it cuts off (api.UndoWithin).
 func endNode(ctx context.Context, node api.NodeClient, runDir string, forInvoker time.Duration,
 	warn io.Writer) error {
 	err := endFront(ctx, runDir, forInvoker)
@@ -98,13 +96,15 @@ func endNode(ctx context.Context, node api.NodeClient, runDir string, forInvoker
 	if _, err := node.Drain(ctx, &api.DrainRequest{Cancel: true, Once: true}); err != nil {
 		return err
 	}
-	return endServer(ctx, filepath.Join(runDir, nodeSocket), patience)
+	return endServer(ctx, filepath.Join(runDir, nodeSocket))
 }
 
 // endByForce kills the processes that listen on the sockets of the run directory, without a word,
 // and then ends the sandboxes that it has records of.
 func endByForce(ctx context.Context, runDir string, out io.Writer) error {
 	killed := map[int]bool{}
+	dying, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
 	// The agent goes first: it would start its invoker again.
 	for _, socket := range []string{nodeSocket, invokerSocket} {
 		socket = filepath.Join(runDir, socket)
@@ -119,7 +119,7 @@ func endByForce(ctx context.Context, runDir string, out io.Writer) error {
 				socket, err)
 		}
 		unix.Close(process)
-		if err := signalServer(ctx, socket, unix.SIGKILL, patience); err != nil {
+		if err := signalServer(dying, socket, unix.SIGKILL); err != nil {
 			return err
 		}
 		killed[pid] = true
@@ -191,7 +191,7 @@ func isThere(path string) bool {
 
 // endFront ends the invoker if it is a process of its own, so that it answers its calls while there
 // are sandboxes.
-func endFront(ctx context.Context, runDir string, patience time.Duration) error {
+func endFront(ctx context.Context, runDir string, within time.Duration) error {
 	agent, process, err := serverOf(filepath.Join(runDir, nodeSocket))
 	if err != nil {
 		return err
@@ -209,5 +209,7 @@ func endFront(ctx context.Context, runDir string, patience time.Duration) error 
 	if invoker == agent {
 		return nil
 	}
-	return endServer(ctx, socket, patience)
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	return endServer(ctx, socket)
 }

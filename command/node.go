@@ -42,6 +42,7 @@ type node struct {
 	empty  int
 	adopt  func()
 	reload func() error // has what changed in its flags hold
+	stops  []func()     // of its servers
 	closers
 }
 
@@ -326,9 +327,24 @@ func (n *node) serveOn(listener net.Listener, server *api.Server) {
 			n.log.Error("node API", "err", err)
 		}
 	}()
-	n.onClose(func() {
+	n.onStop(func() {
 		server.Stop()
 		<-served // which has closed the listener, and so removed its socket
+	})
+}
+
+// onStop has a server stop with the others when the node closes: all at once, as each may wait long
+// for its calls, and no other may take new ones meanwhile.
+func (n *node) onStop(stop func()) {
+	if n.stops = append(n.stops, stop); len(n.stops) > 1 {
+		return
+	}
+	n.onClose(func() {
+		var stopping sync.WaitGroup
+		for _, stop := range n.stops {
+			stopping.Go(stop)
+		}
+		stopping.Wait()
 	})
 }
 

@@ -14,13 +14,12 @@ import (
 var errStays = errors.New("it has not ended in time")
 
 // endServer ends the process that listens on a Unix socket. The kernel knows which process that is,
-// whatever any file says.
-func endServer(ctx context.Context, socket string, patience time.Duration) error {
-	return signalServer(ctx, socket, unix.SIGTERM, patience)
+// whatever any file says. It stays if it has not ended by the deadline of ctx.
+func endServer(ctx context.Context, socket string) error {
+	return signalServer(ctx, socket, unix.SIGTERM)
 }
 
-func signalServer(ctx context.Context, socket string, signal unix.Signal,
-	patience time.Duration) error {
+func signalServer(ctx context.Context, socket string, signal unix.Signal) error {
 	pid, process, err := serverOf(socket)
 	if err != nil {
 		return fmt.Errorf("the process behind %s: %w", socket, err)
@@ -30,12 +29,12 @@ func signalServer(ctx context.Context, socket string, signal unix.Signal,
 		return err
 	}
 	ended := []unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}
-	deadline := time.Now().Add(patience)
-	if its, has := ctx.Deadline(); has && its.Before(deadline) {
-		deadline = its
-	}
-	for ctx.Err() == nil {
-		n, err := unix.Poll(ended, int(time.Until(deadline).Milliseconds()))
+	for !errors.Is(ctx.Err(), context.Canceled) {
+		wait := -1 // for ever
+		if deadline, has := ctx.Deadline(); has {
+			wait = int(max(0, time.Until(deadline)).Milliseconds())
+		}
+		n, err := unix.Poll(ended, wait)
 		if err == unix.EINTR {
 			continue
 		}

@@ -28,13 +28,13 @@ type Server struct {
 	giveUp   context.CancelFunc
 }
 
-// undoing bounds how long a call may take to end after its caller has gone: a start kills its VMM,
-// which may take half a minute to die.
-const undoing = 40 * time.Second
+// UndoWithin bounds how long a call may take to end after its caller has gone: a start kills its
+// VMM, which may take half a minute to die.
+const UndoWithin = 40 * time.Second
 
 func serverOf(g *grpc.Server, frames *sync.WaitGroup, log *slog.Logger) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Server{grpc: g, door: newDoor(log), frames: frames, log: log, patience: undoing,
+	return &Server{grpc: g, door: newDoor(log), frames: frames, log: log, patience: UndoWithin,
 		givenUp: ctx, giveUp: cancel}
 }
 
