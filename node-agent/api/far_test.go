@@ -30,8 +30,9 @@ func knock(t *testing.T, address string, config *tls.Config) (*tls.Conn, error) 
 	return conn, err
 }
 
-// A machine that opens connections without end gets no more than a user of this one.
-func TestTheConnectionsOfAMachineAreBounded(t *testing.T) {
+// A client that opens connections without end gets no more than a user of this machine, and keeps
+// no other out that shares its address.
+func TestTheConnectionsOfAClientAreBounded(t *testing.T) {
 	ours := newAuthority(t)
 	s, err := NewTLSServer(server{}, ours.keys("node", ours), silent)
 	if err != nil {
@@ -59,10 +60,43 @@ func TestTheConnectionsOfAMachineAreBounded(t *testing.T) {
 		return err
 	}
 	if again() == nil {
-		t.Errorf("%d connections of one machine", mostConns+1)
+		t.Errorf("%d connections of one client", mostConns+1)
+	}
+	if err := ask(t, address, ours.keys("other", ours)); err != nil {
+		t.Errorf("another client at the same address: %v", err)
 	}
 	first.Close()
 	for again() != nil { // until the node has seen that it is gone
+	}
+}
+
+// Strangers who connect and say nothing keep nobody out who shares their address.
+func TestStrangersKeepNobodyOut(t *testing.T) {
+	ours := newAuthority(t)
+	s, err := NewTLSServer(server{}, ours.keys("node", ours), silent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := serve(t, "tcp", "127.0.0.1:0", s)
+	var first net.Conn
+	for range mostConns + 1 {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if first == nil {
+			first = conn
+		}
+	}
+	if err := ask(t, address, ours.keys("invoker", ours)); err != nil {
+		t.Errorf("beside %d strangers: %v", mostConns+1, err)
+	}
+	if err := first.SetDeadline(time.Now().Add(silence / 2)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, first); err != nil {
+		t.Errorf("the first of %d strangers stays: %v", mostConns+1, err)
 	}
 }
 

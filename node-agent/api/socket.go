@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -69,8 +70,8 @@ func (s *Server) Stop() {
 	}
 }
 
-// mostConns bounds the connections of one user or, over TCP, of one machine: the invoker finds room
-// beside any other.
+// mostConns bounds the connections of one user or, over TCP, of one certificate at one machine: the
+// invoker finds room beside any other. As many of a machine may have shown no certificate yet.
 const mostConns = 64
 
 // socket meets a node's clients on a Unix socket, where the right to open it is the authentication.
@@ -90,20 +91,24 @@ func newSocket(node NodeServer, log *slog.Logger) *socket {
 	}
 }
 
-// A door knows the connections of each user until they are closed.
+// A door knows the connections of each user until they are closed. A client over TCP is a stranger
+// at first. An address may be shared with whom the node expects, so strangers keep nobody out: of
+// too many at one machine the first makes way for the last.
 type door struct {
 	log *slog.Logger
 
-	mu      sync.Mutex
-	conns   map[*visitor]bool
-	users   map[string]int // how many connections each has
-	refused int            // connections since warned
-	warned  time.Time      // of connections that were refused
-	stopped bool
+	mu        sync.Mutex
+	conns     map[*visitor]bool
+	users     map[string]int        // how many connections each has
+	strangers map[string][]*visitor // of each machine, the first first
+	refused   int                   // connections since warned
+	warned    time.Time             // of connections that were refused
+	stopped   bool
 }
 
 func newDoor(log *slog.Logger) *door {
-	return &door{log: log, conns: map[*visitor]bool{}, users: map[string]int{}}
+	return &door{log: log, conns: map[*visitor]bool{}, users: map[string]int{},
+		strangers: map[string][]*visitor{}}
 }
 
 // An entrance is a listener whose connections pass a door.
@@ -119,7 +124,8 @@ func (e *entrance) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		v := &visitor{Conn: conn, door: e.door, user: userOf(conn)}
+		_, far := conn.RemoteAddr().(*net.TCPAddr)
+		v := &visitor{Conn: conn, door: e.door, user: userOf(conn), stranger: far}
 		if e.door.enter(v) {
 			return v, nil
 		}
@@ -127,18 +133,41 @@ func (e *entrance) Accept() (net.Conn, error) {
 	}
 }
 
-// A visitor is a connection of a user.
+// A visitor is a connection of a user, or of a stranger.
 type visitor struct {
 	net.Conn
-	door *door
-	user string
-	left sync.Once
+	door     *door
+	user     string // or the machine of a stranger; it and stranger are guarded by the door
+	stranger bool
 }
 
 // Close implements net.Conn.
 func (v *visitor) Close() error {
-	v.left.Do(func() { v.door.leave(v) })
+	v.door.leave(v)
 	return v.Conn.Close()
+}
+
+// guarded are credentials of a server by which strangers pass its door.
+type guarded struct {
+	credentials.TransportCredentials
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (g guarded) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := g.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	v, shown := raw.(*visitor), info.(credentials.TLSInfo).State.PeerCertificates
+	if !v.door.admit(v, shown[0].Subject.String()) {
+		return nil, nil, errors.New("it has connections enough")
+	}
+	return conn, info, nil
+}
+
+// Clone implements credentials.TransportCredentials.
+func (g guarded) Clone() credentials.TransportCredentials {
+	return guarded{g.TransportCredentials.Clone()}
 }
 
 // userOf returns the user who has connected, or the machine. All connections of which the kernel
@@ -222,10 +251,38 @@ func (s *socket) serveFrames(f *frames) error {
 func (d *door) enter(v *visitor) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch {
-	case d.stopped:
+	if d.stopped {
 		return false
-	case d.users[v.user] == mostConns:
+	}
+	if !v.stranger {
+		return d.take(v)
+	}
+	if there := d.strangers[v.user]; len(there) == mostConns {
+		first := there[0]
+		first.Conn.Close() // the code that shakes hands there notices
+		d.forget(first)
+		d.refuse(v.user, time.Now())
+	}
+	d.strangers[v.user] = append(d.strangers[v.user], v)
+	d.conns[v] = true
+	return true
+}
+
+// admit lets a stranger in that has shown to be that subject.
+func (d *door) admit(v *visitor, subject string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.conns[v] { // it has made way
+		return false
+	}
+	d.forget(v)
+	v.stranger, v.user = false, subject+" at "+v.user
+	return d.take(v)
+}
+
+// take counts the connection of a user, unless that has enough.
+func (d *door) take(v *visitor) bool {
+	if d.users[v.user] == mostConns {
 		d.refuse(v.user, time.Now())
 		return false
 	}
@@ -241,7 +298,7 @@ func (d *door) refuse(user string, now time.Time) {
 	if now.Sub(d.warned) < silence {
 		return
 	}
-	d.log.Warn("connections too many of one user, or one machine, are closed",
+	d.log.Warn("connections too many of one user, or of strangers at one machine, are closed",
 		"user", user, "most", mostConns, "closed", d.refused)
 	d.warned, d.refused = now, 0
 }
@@ -249,10 +306,26 @@ func (d *door) refuse(user string, now time.Time) {
 func (d *door) leave(v *visitor) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.conns, v)
-	if d.users[v.user]--; d.users[v.user] == 0 {
-		delete(d.users, v.user)
+	d.forget(v)
+}
+
+// forget counts a connection no more, if it still does.
+func (d *door) forget(v *visitor) {
+	switch {
+	case !d.conns[v]:
+		return
+	case v.stranger:
+		d.strangers[v.user] = slices.DeleteFunc(d.strangers[v.user],
+			func(other *visitor) bool { return other == v })
+		if len(d.strangers[v.user]) == 0 {
+			delete(d.strangers, v.user)
+		}
+	default:
+		if d.users[v.user]--; d.users[v.user] == 0 {
+			delete(d.users, v.user)
+		}
 	}
+	delete(d.conns, v)
 }
 
 func (d *door) stop() {

@@ -138,7 +138,7 @@ func NewTLSServer(node NodeServer, keys *Keys, log *slog.Logger) (*Server, error
 	if err != nil {
 		return nil, err
 	}
-	return serverOf(newServer(node, newBudget(), grpc.Creds(secure)),
+	return serverOf(newServer(node, newBudget(), grpc.Creds(guarded{secure})),
 		new(sync.WaitGroup), log), nil
 }
 
