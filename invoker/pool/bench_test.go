@@ -136,6 +136,29 @@ func (instant) Status(context.Context, *api.StatusRequest) (*api.StatusReply, er
 	return &api.StatusReply{MemoryMib: 1 << 20}, nil
 }
 
+// BenchmarkDecideBesideTheStarving is the cost of a decision beside so many groups that starve and
+// that no node in reach can hold.
+func BenchmarkDecideBesideTheStarving(b *testing.B) {
+	for _, n := range []int{10, 100, 1000, 5000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s := newScene(b, Config{}, sized(unbounded, 500), sized(unbounded, 2000))
+			s.s.mostQueued = unbounded
+			s.s.unreached(s.s.nodes[1], "n1 is off", s.now)
+			s.begun(of("busy", 300))
+			for i := range n {
+				s.call(of(fmt.Sprint("huge", i), 1000))
+			}
+			s.pass(testPatience)
+			s.settle()
+			s.call(of("large", 400))
+			s.want()
+			for b.Loop() {
+				decide(s.s, s.now)
+			}
+		})
+	}
+}
+
 // BenchmarkDo is a whole job on a node in the same process that takes no time: warm, cold, and cold
 // where another must be evicted.
 func BenchmarkDo(b *testing.B) {

@@ -137,33 +137,3 @@ func TestWhatEndsForAClaimIsEvicted(t *testing.T) {
 		t.Errorf("%s: %s", show(do), do.why)
 	}
 }
-
-// A decision takes no longer where many groups starve that no node in reach can hold.
-func TestWhatNoNodeHoldsCostsNoDecision(t *testing.T) {
-	took := func(groups int) time.Duration {
-		s := newScene(t, Config{}, sized(unbounded, 500), sized(unbounded, 2000))
-		s.s.mostQueued = unbounded
-		s.s.unreached(s.s.nodes[1], "n1 is off", s.now)
-		s.begun(of("busy", 300))
-		for n := range groups {
-			s.call(of(fmt.Sprint("huge", n), 1000))
-		}
-		s.pass(testPatience)
-		s.settle()
-		s.call(of("large", 400))
-		s.want()
-		best := time.Hour
-		for range 100 {
-			begin := time.Now()
-			for range 10 {
-				decide(s.s, s.now)
-			}
-			best = min(best, time.Since(begin))
-		}
-		return best
-	}
-	few, many := took(10), took(5000)
-	if many > 10*few {
-		t.Errorf("%s among many that starve, %s among few", many, few)
-	}
-}

@@ -13,11 +13,11 @@ import (
 
 // A scene is a world whose events a test names itself.
 type scene struct {
-	*testing.T
+	testing.TB
 	*world
 }
 
-func newScene(t *testing.T, cfg Config, views ...view) scene {
+func newScene(t testing.TB, cfg Config, views ...view) scene {
 	if len(views) == 0 {
 		views = []view{sized(unbounded, unbounded)}
 	}
