@@ -75,3 +75,27 @@ func TestWhatIsBeingAdoptedIsLeft(t *testing.T) {
 		}
 	})
 }
+
+// The room of what is being adopted is taken: a call waits for it, and starts nothing beside.
+func TestWhatIsBeingAdoptedHasItsRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		held := func(state string) *api.StatusReply {
+			reply := vfs(1)
+			reply.Sandboxes = []*api.Sandbox{{Id: "warm", State: state, MemoryMib: 100}}
+			return reply
+		}
+		n := newFake(held("adopting"))
+		n.live["warm"] = true
+		p := New(Config{KeepAlive: time.Minute, Wait: 30 * time.Second, Left: []Left{{Node: "local",
+			Sandbox: "warm", Group: "a", Image: "sim", MemoryMiB: 100, Slots: 1}}}, api.Local(n))
+		synctest.Wait()
+		go func() {
+			time.Sleep(hurry)
+			n.become(held("ready"))
+		}()
+		if end := do(p, work("a")); end.Cold || end.err != nil {
+			t.Errorf("%+v", end)
+		}
+		p.Close()
+	})
+}

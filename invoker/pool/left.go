@@ -32,6 +32,7 @@ func (s *state) leaveIdle(now time.Time) (left []Left) {
 			continue
 		}
 		left = append(left, n.adopting...)
+		n.awaits(nil) // no look of this pool takes them over, or ends them
 		s.eachBox(n, func(b *box) {
 			if !n.idle.has(b) || b.group == nil {
 				return
@@ -51,18 +52,31 @@ func (s *state) leaveIdle(now time.Time) (left []Left) {
 // as it was left. All else ends. What was left and is still being adopted is met again, at a later
 // look.
 func (p *Pool) meet(s *state, n *node, held []*api.Sandbox, now time.Time) {
-	n.adopting = nil
+	n.awaits(nil)
+	var adopting []Left
 	for _, h := range held {
 		l, known := s.left[[2]string{n.name, h.Id}]
 		switch {
 		case known && h.State == "adopting":
-			n.adopting = append(n.adopting, l)
+			adopting = append(adopting, l)
 		case !known || !l.becomes(h) || !s.takeOver(n, l, now):
 			p.stop(n, h.Id)
 		}
 	}
-	if len(n.adopting) > 0 {
+	if n.awaits(adopting); len(adopting) > 0 {
 		n.to.ask() // soon
+	}
+}
+
+// awaits notes what the node is still adopting. That takes its room, which the node counts already.
+func (n *node) awaits(adopting []Left) {
+	for _, memory := range n.awaited {
+		n.free = n.free.more(memory)
+	}
+	n.adopting, n.awaited = adopting, nil
+	for _, l := range adopting {
+		memory := l.MemoryMiB + n.overhead
+		n.free, n.awaited = n.free.less(memory), append(n.awaited, memory)
 	}
 }
 

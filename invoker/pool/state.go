@@ -73,6 +73,7 @@ type node struct {
 	boxes    map[string]*box // by id
 	claim    *claim
 	adopting []Left   // what was left there and was not adopted yet at the last look
+	awaited  []int    // MiB that each of these takes
 	orphans  []string // sandboxes that may live on there though the pool has given them up
 	alarm    alarm    // while it is out of reach: when its sandboxes are given up
 	to       *remote  // how it is spoken to; nothing that decides asks it anything
