@@ -2,6 +2,7 @@ package openwhisk
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +15,7 @@ import (
 	"github.com/fastiov/fastiov/invoker/access"
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/pool"
+	"github.com/fastiov/fastiov/invoker/share"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
@@ -281,5 +283,24 @@ func TestAnswersWithoutRoomAreRefused(t *testing.T) {
 	}
 	if n := c.api.bodies.Used(); n != 0 {
 		t.Errorf("%d bytes are held at the end", n)
+	}
+}
+
+// A list of small rows is answered whatever else runs, however long it is.
+func TestListsOfSmallRowsAreAnswered(t *testing.T) {
+	c, _ := newClientWith(t, 7)
+	const most = 200
+	for range most {
+		r := &activation.Record{ID: store.NewID(), Namespace: "guest", Path: "guest/a",
+			Name: strings.Repeat("a", 200), Start: time.Now()}
+		c.api.cfg.Store.Finish(r.Kept())
+	}
+	calls := &share.Part{}
+	c.api.bodies.Force(calls, c.api.bodies.Size())
+	defer c.api.bodies.Give(calls, c.api.bodies.Size())
+	got := c.do("GET", fmt.Sprint("activations?limit=", most), "")
+	if rows := strings.Count(string(got.body), `"activationId"`); got.StatusCode != 200 ||
+		rows != most || len(got.body) < flushAt {
+		t.Errorf("HTTP %d, %d rows in %d bytes", got.StatusCode, rows, len(got.body))
 	}
 }

@@ -11,6 +11,9 @@ import (
 // which clients must expect anyhow; the last one is whole.
 const maxList = 16 << 20
 
+// flushAt is the size at which what was made of a list is sent.
+const flushAt = 64 << 10
+
 // A list is an answer that is sent as it is made: only one row, and some small ones, are in memory
 // at once.
 type list struct {
@@ -34,13 +37,16 @@ func (l *list) row(appended func([]byte) []byte) error {
 		between = '['
 	}
 	l.rows++
+	before := len(l.part)
 	l.part = appended(append(l.part, between))
-	if len(l.part) < 64<<10 {
-		l.bytes.force(int64(len(l.part))) // who is busy sees what runs all the same
-		return nil
-	}
-	if err := l.bytes.upTo(int64(len(l.part))); err != nil {
+	size := int64(len(l.part))
+	if len(l.part)-before < flushAt {
+		l.bytes.force(max(l.bytes.n, size)) // small rows are answered whatever else runs
+	} else if err := l.bytes.upTo(size); err != nil {
 		return err
+	}
+	if len(l.part) < flushAt {
+		return nil
 	}
 	return l.send()
 }
