@@ -29,20 +29,23 @@ func signalServer(ctx context.Context, socket string, signal unix.Signal) error 
 		return err
 	}
 	ended := []unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}
+	const look = 200 * time.Millisecond // whether the caller still waits
 	for !errors.Is(ctx.Err(), context.Canceled) {
-		wait := -1 // for ever
+		wait, late := look, false
 		if deadline, has := ctx.Deadline(); has {
-			wait = int(max(0, time.Until(deadline)).Milliseconds())
+			left := time.Until(deadline)
+			wait, late = min(look, max(0, left)), left <= 0
 		}
-		n, err := unix.Poll(ended, wait)
-		if err == unix.EINTR {
-			continue
-		}
-		if n == 1 {
+		n, err := unix.Poll(ended, int(wait.Milliseconds()))
+		switch {
+		case n == 1:
 			return nil
+		case err != nil && err != unix.EINTR:
+			return err
+		case late:
+			return fmt.Errorf("process %d: %w after %s; its log says why", pid, errStays,
+				unix.SignalName(signal))
 		}
-		return fmt.Errorf("process %d: %w after %s; its log says why", pid, errStays,
-			unix.SignalName(signal))
 	}
 	return ctx.Err()
 }

@@ -1,6 +1,8 @@
 package command
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -44,6 +46,22 @@ func TestAStrangerWithTheNumberOfADeadInvokerIsLeftAlone(t *testing.T) {
 	if pid, process, err := serverOf(socket); err == nil {
 		unix.Close(process)
 		t.Errorf("behind the socket is %d, whose number is a stranger's by now", pid)
+	}
+}
+
+// A caller that gives up waiting for a process to end is not held until its deadline.
+func TestAWaitForAnEndIsGivenUp(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), nodeSocket)
+	listener, err := net.Listen("unix", socket) // by this process, which does not end
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	time.AfterFunc(50*time.Millisecond, cancel)
+	if err := signalServer(ctx, socket, 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("waited until its deadline: %v", err)
 	}
 }
 
