@@ -185,7 +185,6 @@ func (d *Driver) Start(ctx context.Context, spec sandbox.Spec, tl *timeline.Time
 	}
 	b, err := d.prepare(ctx, spec, tl)
 	if err != nil {
-		d.unuse(spec.ID)
 		return nil, fmt.Errorf("sandbox %s: %w", spec.ID, err)
 	}
 	b.booting.Add(1)
@@ -218,6 +217,12 @@ func (d *Driver) unuse(id string) {
 // prepare makes all of a sandbox but its process. If it fails, nothing is left.
 func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec,
 	tl *timeline.Timeline) (_ *box, err error) {
+	ended := true
+	defer func() {
+		if err != nil && ended {
+			d.unuse(spec.ID)
+		}
+	}()
 	if err := d.Offers(spec.Handler); err != nil {
 		return nil, err
 	}
@@ -231,7 +236,7 @@ func (d *Driver) prepare(ctx context.Context, spec sandbox.Spec,
 		return nil, err
 	}
 	if err := b.furnish(ctx, tl); err != nil {
-		d.end(context.Background(), spec, 0)
+		_, ended = d.end(context.Background(), spec, 0)
 		d.unplug(spec, b.net)
 		b.letGo(false)
 		return nil, err
@@ -331,7 +336,7 @@ func (d *Driver) endFound(ctx context.Context, spec sandbox.Spec) {
 	if len(spec.Sidecars) == 0 {
 		spec.Sidecars = make([]sandbox.Sidecar, limits.Sidecars)
 	}
-	d.end(ctx, spec, 0)
+	_, _ = d.end(ctx, spec, 0)
 	if namespace != nil {
 		d.unplug(spec, namespace)
 		_ = namespace.Close()
@@ -340,15 +345,17 @@ func (d *Driver) endFound(ctx context.Context, spec sandbox.Spec) {
 
 // end ends what there is of a sandbox, and returns how one of its programs ended: a sidecar by its
 // number, or the one that serves, by 0. Its processes have gone then. Where containerd is away, it
-// is asked again later to remove the containers: nobody else would do that.
-func (d *Driver) end(ctx context.Context, spec sandbox.Spec, of int) (exit string) {
+// is asked again later to remove the containers, since nobody else would do that; until it has, the
+// sandbox has not ended, and its id is in use.
+func (d *Driver) end(ctx context.Context, spec sandbox.Spec, of int) (exit string, ended bool) {
 	exit, err := d.tryToEnd(ctx, spec, of)
 	if err != nil {
+		d.use(spec.ID)
 		d.Log.Error("containerd has not ended a sandbox; it is asked again", "sandbox", spec.ID,
 			"err", err)
 		d.boxes.Go(func() { d.endLater(spec) })
 	}
-	return exit
+	return exit, err == nil
 }
 
 // endLater ends a sandbox as soon as containerd does it. When the driver closes before, the
@@ -371,6 +378,7 @@ func (d *Driver) endLater(spec sandbox.Spec) {
 		}
 		if _, err := d.tryToEnd(ctx, spec, 0); err == nil {
 			d.Log.Info("containerd has ended a sandbox that was left over", "sandbox", spec.ID)
+			d.unuse(spec.ID)
 			return
 		}
 	}
@@ -520,21 +528,23 @@ func (d *Driver) tend(b *box) {
 			b.End(sandbox.ErrLetGo)
 		case <-b.Context().Done():
 		}
-		exit := ""
+		exit, ended := "", true
 		letGo := errors.Is(b.Cause(), sandbox.ErrLetGo)
 		if !letGo {
 			d.cgroup(b.spec).kill() // so that it boots no longer
 		}
 		b.booting.Wait() // its process may only be born now
 		if !letGo {
-			exit = d.end(context.Background(), b.spec, endedFirst(b.Cause()))
+			exit, ended = d.end(context.Background(), b.spec, endedFirst(b.Cause()))
 		}
 		b.HangUp()
 		if !letGo {
 			d.unplug(b.spec, b.net)
 		}
 		b.letGo(!letGo)
-		d.unuse(b.spec.ID)
+		if ended {
+			d.unuse(b.spec.ID)
+		}
 		b.renewing.Lock() // no file is written any more: its folder goes now
 		defer b.renewing.Unlock()
 		b.Over(func(cause error) error {

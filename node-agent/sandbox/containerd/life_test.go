@@ -104,22 +104,22 @@ func TestASandboxEndsWhileContainerdIsAway(t *testing.T) {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	var closing sync.WaitGroup
-	closing.Go(s.Close)
+	s.Close()
 	<-failed
+	if d.use("away") {
+		t.Error("another sandbox may have its name while containerd has not ended it")
+	}
 	_, err := os.Stat(d.shimSocket("away"))
 	if err := errors.Join(err, unix.Kill(pid, unix.SIGCONT)); err != nil {
 		t.Errorf("the shim is beyond reach: %v", err)
 	}
-	closing.Wait()
-	for late := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		left := d.Leftovers(nil)
-		if len(left) == 0 {
-			break
-		}
+	for late := time.Now().Add(time.Minute); !d.use("away"); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(late) {
-			t.Fatalf("left over: %v", left)
+			t.Fatalf("left over: %v", d.Leftovers(nil))
 		}
+	}
+	if left := d.Leftovers(nil); len(left) > 0 {
+		t.Errorf("left over: %v", left)
 	}
 	if _, err := os.Stat(d.shimSocket("away")); err == nil {
 		t.Error("the shim's socket is left")
