@@ -196,7 +196,7 @@ func TestAnUpgradedProcessIsTwoVersions(t *testing.T) {
 			expr = versions()[1].expr
 		}
 		return strings.NewReplacer("$before", "1", "$after", "2", "$sandbox", ".*", "$netpath",
-			".*", "$fastiov", ".*", whole, "20m", "\n", " ", "\t", "").Replace(expr)
+			".*", "$fastiov", ".*", whole, "20m", window, "1m", "\n", " ", "\t", "").Replace(expr)
 	}
 	file := filepath.Join(t.TempDir(), "versions.yml")
 	rules := `evaluation_interval: 15s

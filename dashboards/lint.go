@@ -97,8 +97,9 @@ func (l *lint) expression(t *Target, series map[string]Metric) {
 	for _, said := range misnamed(t.Expr, series) {
 		l.say("query %s: %s", t.RefID, said)
 	}
+	inPieces := strings.Contains(t.Expr, "["+whole+":") // the range, piece by piece
 	for _, over := range ofRange.FindAllStringSubmatch(t.Expr, -1) {
-		if t.Range && over[1] == whole || t.Instant && over[1] == window {
+		if t.Range && over[1] == whole || t.Instant && over[1] == window && !inPieces {
 			l.say("query %s: along the range over %s, once over %s", t.RefID, window, whole)
 		}
 	}

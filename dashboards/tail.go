@@ -86,14 +86,14 @@ func tailLatency() Dashboard {
 	return b.Dashboard
 }
 
-// versions joins the histogram with the version of the process that counts it, every 15 s of the
-// range, as a process may be upgraded in it. What was counted in the 30 s before is the version's
-// only if the process had it all that time.
+// versions joins the histogram with the version of the process that counts it, piece by piece of
+// the range, as a process may be upgraded in it. What was counted in a piece is the version's only
+// if the process had it when the piece began, too.
 func versions() (all []query) {
 	for _, q := range quantiles {
 		for _, when := range []string{"before", "after"} {
-			all = append(all, query{`histogram_quantile(` + q.q + `, sum by (le, version) (sum_over_time((rate(fastiov_cold_start_seconds_bucket` + starts + `[30s])
-				* on (instance, job) group_left (version) (fastiov_build_info{version="$` + when + `"} and fastiov_build_info offset 30s))[$__range:15s])))`, q.name + " " + when + ": {{version}}"})
+			all = append(all, query{`histogram_quantile(` + q.q + `, sum by (le, version) (sum_over_time((rate(fastiov_cold_start_seconds_bucket` + starts + `[` + window + `])
+				* on (instance, job) group_left (version) (fastiov_build_info{version="$` + when + `"} and fastiov_build_info offset ` + window + `))[` + whole + `:` + window + `])))`, q.name + " " + when + ": {{version}}"})
 		}
 	}
 	return all
