@@ -196,7 +196,8 @@ func TestAnUpgradedProcessIsTwoVersions(t *testing.T) {
 			expr = versions()[1].expr
 		}
 		return strings.NewReplacer("$before", "1", "$after", "2", "$sandbox", ".*", "$netpath",
-			".*", "$fastiov", ".*", whole, "20m", window, "1m", "\n", " ", "\t", "").Replace(expr)
+			".*", "$fastiov", ".*", whole, "20m", window, "1m", "$__interval", "30s", "\n", " ",
+			"\t", "").Replace(expr)
 	}
 	file := filepath.Join(t.TempDir(), "versions.yml")
 	rules := `evaluation_interval: 15s

@@ -156,7 +156,7 @@ func misnamed(expr string, series map[string]Metric) (said []string) {
 // variables finds variables that are used but not defined, or defined but not used.
 func (l *lint) variables(d *Dashboard) {
 	used, there := map[string]bool{}, map[string]bool{
-		"__rate_interval": true, "__range": true, "__all": true,
+		"__rate_interval": true, "__interval": true, "__range": true, "__all": true,
 	}
 	note := func(text string) {
 		for _, m := range variable.FindAllStringSubmatch(text, -1) {

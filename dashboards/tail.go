@@ -88,12 +88,12 @@ func tailLatency() Dashboard {
 
 // versions joins the histogram with the version of the process that counts it, piece by piece of
 // the range, as a process may be upgraded in it. What was counted in a piece is the version's only
-// if the process had it when the piece began, too.
+// if the process had it when the piece began, too. Pieces overlap, so no start is between two.
 func versions() (all []query) {
 	for _, q := range quantiles {
 		for _, when := range []string{"before", "after"} {
 			all = append(all, query{`histogram_quantile(` + q.q + `, sum by (le, version) (sum_over_time((rate(fastiov_cold_start_seconds_bucket` + starts + `[` + window + `])
-				* on (instance, job) group_left (version) (fastiov_build_info{version="$` + when + `"} and fastiov_build_info offset ` + window + `))[` + whole + `:` + window + `])))`, q.name + " " + when + ": {{version}}"})
+				* on (instance, job) group_left (version) (fastiov_build_info{version="$` + when + `"} and fastiov_build_info offset ` + window + `))[` + whole + `:$__interval])))`, q.name + " " + when + ": {{version}}"})
 		}
 	}
 	return all

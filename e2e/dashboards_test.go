@@ -301,8 +301,9 @@ func TestEveryPanelReturnsData(t *testing.T) {
 		s.round()
 	}
 	trace := p.aTrace(t)
-	values := strings.NewReplacer("$__rate_interval", "10s", "$__range", "60s", "$trace", trace,
-		"$before", version, "$after", version, "$flags_before", "none", "$flags_after", "none")
+	values := strings.NewReplacer("$__rate_interval", "5s", "$__interval", "1s",
+		"$__range", "60s", "$trace", trace, "$before", version, "$after", version,
+		"$flags_before", "none", "$flags_after", "none")
 	labelled := regexp.MustCompile(`\$\w+`)
 	panels, queries := 0, 0
 	for file, d := range dashboards.All() {
