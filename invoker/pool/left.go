@@ -32,7 +32,7 @@ func (s *state) leaveIdle(now time.Time) (left []Left) {
 			continue
 		}
 		left = append(left, n.adopting...)
-		n.awaits(nil) // no look of this pool takes them over, or ends them
+		n.adopting = nil // no look takes them over, or ends them; they keep their room
 		s.eachBox(n, func(b *box) {
 			if !n.idle.has(b) || b.group == nil {
 				return
