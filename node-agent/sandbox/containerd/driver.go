@@ -58,8 +58,9 @@ type Driver struct {
 
 	endWithin, endAgain time.Duration // containerd, to end a container; and until it is asked again
 
-	mu   sync.Mutex
-	used map[string]bool // ids of sandboxes that are there
+	mu    sync.Mutex
+	used  map[string]bool // ids of sandboxes that are there, or that have not ended
+	later map[string]bool // those of them that containerd is asked again to end
 }
 
 const (
@@ -70,7 +71,8 @@ const (
 
 // Open connects to containerd.
 func Open(ctx context.Context, cfg Config) (_ *Driver, err error) {
-	d := &Driver{Config: cfg, closing: make(chan struct{}), used: map[string]bool{},
+	d := &Driver{Config: cfg, closing: make(chan struct{}),
+		used: map[string]bool{}, later: map[string]bool{},
 		endWithin: 30 * time.Second, endAgain: 10 * time.Second,
 		turns: make(chan struct{}, max(1, goruntime.NumCPU()/4))}
 	if d.runtimes, err = runtimesOf(cfg.Handlers, d.shims().path); err != nil {
@@ -350,17 +352,26 @@ func (d *Driver) endFound(ctx context.Context, spec sandbox.Spec) {
 func (d *Driver) end(ctx context.Context, spec sandbox.Spec, of int) (exit string, ended bool) {
 	exit, err := d.tryToEnd(ctx, spec, of)
 	if err != nil {
-		d.use(spec.ID)
+		d.endLater(spec)
 		d.Log.Error("containerd has not ended a sandbox; it is asked again", "sandbox", spec.ID,
 			"err", err)
-		d.boxes.Go(func() { d.endLater(spec) })
 	}
 	return exit, err == nil
 }
 
-// endLater ends a sandbox as soon as containerd does it. When the driver closes before, the
-// containers are left over.
+// endLater has a sandbox end as soon as containerd does it, unless that is under way. When the
+// driver closes before, the containers are left over.
 func (d *Driver) endLater(spec sandbox.Spec) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.used[spec.ID] = true
+	if !d.later[spec.ID] {
+		d.later[spec.ID] = true
+		d.boxes.Go(func() { d.askAgain(spec) })
+	}
+}
+
+func (d *Driver) askAgain(spec sandbox.Spec) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	d.boxes.Go(func() {
@@ -378,7 +389,10 @@ func (d *Driver) endLater(spec sandbox.Spec) {
 		}
 		if _, err := d.tryToEnd(ctx, spec, 0); err == nil {
 			d.Log.Info("containerd has ended a sandbox that was left over", "sandbox", spec.ID)
-			d.unuse(spec.ID)
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			delete(d.later, spec.ID)
+			delete(d.used, spec.ID)
 			return
 		}
 	}
