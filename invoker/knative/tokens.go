@@ -16,13 +16,14 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
 	"github.com/go-jose/go-jose/v4/jwt"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/fastiov/fastiov/invoker/whole"
 )
 
 // An Issuer signs the tokens by which programs show others whose they are: those of their
@@ -108,7 +109,6 @@ func (i *Issuer) add(der []byte) error {
 	return err
 }
 
-// makeKey makes the file whole or not at all.
 func makeKey(file string) error {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -118,22 +118,12 @@ func makeKey(file string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return err
+	text := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	err = whole.Write(file, text, 0o600, whole.New)
+	if errors.Is(err, fs.ErrExist) { // whosever was first
+		return nil
 	}
-	out, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*") // 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(out.Name())
-	err = pem.Encode(out, &pem.Block{Type: "PRIVATE KEY", Bytes: der})
-	if err = errors.Join(err, out.Sync(), out.Close()); err != nil {
-		return err
-	}
-	if err := os.Link(out.Name(), file); !errors.Is(err, fs.ErrExist) { // whosever was first
-		return err
-	}
-	return nil
+	return err
 }
 
 // A token's claims are those of a cluster's, but for the Pod, which there is not yet when it is

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/whole"
 )
 
 // A Key is the one that an invoker is started with; it opens the namespace guest.
@@ -103,7 +104,7 @@ func readKey(file string) ([]byte, error) {
 
 func generateKey(file string) (Key, error) {
 	key := Key{Key: access.NewKey()}
-	if err := writeWhole(file, fmt.Appendln(nil, key), 0o600, moveNew); err != nil {
+	if err := whole.Write(file, fmt.Appendln(nil, key), 0o600, whole.New); err != nil {
 		return Key{}, fmt.Errorf("the API key cannot be kept: %w", err)
 	}
 	return key, nil

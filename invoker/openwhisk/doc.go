@@ -30,7 +30,6 @@
 //	record.go       how that went
 //	metrics.go      what Prometheus sees of refusals;  collect.go: of bounds
 //	server.go       listeners and their bounds;  tls.go: certificates;  stop.go: how it ends
-//	whole.go        files that a start makes
 //
 // Below it lie the rooms that do not need it: entity, activation, outcome, raw, runtime and web.
 // Only web among them knows HTTP. bus joins a cluster without this package.

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/fastiov/fastiov/invoker/access"
+	"github.com/fastiov/fastiov/invoker/whole"
 )
 
 // A Seal keeps the keys of callers from being read in a store: a promise holds its caller's key
@@ -94,7 +95,7 @@ func makeSeal(file string) (_ *Seal, err error) {
 	}()
 	key := make([]byte, sealSize)
 	rand.Read(key)
-	err = writeWhole(file, fmt.Appendf(nil, "%x\n", key), 0o600, moveNew)
+	err = whole.Write(file, fmt.Appendf(nil, "%x\n", key), 0o600, whole.New)
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}

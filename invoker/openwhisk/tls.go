@@ -17,6 +17,8 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"time"
+
+	"github.com/fastiov/fastiov/invoker/whole"
 )
 
 // A Certificate is that of an HTTPS listener, as its files hold it when a client connects. While
@@ -101,9 +103,9 @@ func signOneself(certFile, keyFile, listen string, now time.Time) error {
 	}
 	// The certificate last: where it is, its key is.
 	private = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
-	if err := writeWhole(keyFile, private, 0o600, os.Rename); err != nil {
+	if err := whole.Write(keyFile, private, 0o600, os.Rename); err != nil {
 		return err
 	}
 	signed = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})
-	return writeWhole(certFile, signed, 0o644, os.Rename)
+	return whole.Write(certFile, signed, 0o644, os.Rename)
 }

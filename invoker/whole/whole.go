@@ -1,4 +1,6 @@
-package openwhisk
+// Package whole makes files that nobody finds half of, also behind a crash: keys and certificates
+// that every later start reads.
+package whole
 
 import (
 	"errors"
@@ -9,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writeWhole makes a file whole or not at all, so that no later start finds half of one. The file
-// is put in its place by moveNew, which leaves one that is there, or by os.Rename, which replaces
-// it.
-func writeWhole(file string, content []byte, mode fs.FileMode, put func(from, to string) error,
+// Write makes a file, and its folder. It is put in its place by New, which leaves one that is
+// there, or by os.Rename, which replaces it.
+func Write(file string, content []byte, mode fs.FileMode, put func(from, to string) error,
 ) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return err
@@ -29,8 +30,9 @@ func writeWhole(file string, content []byte, mode fs.FileMode, put func(from, to
 	return put(out.Name(), file)
 }
 
-// moveNew renames a file, unless there is one of that name. It never has two names, as by a link.
-func moveNew(from, to string) error {
+// New renames a file, unless there is one of that name: then its error is fs.ErrExist. The file
+// never has two names, as by a link.
+func New(from, to string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	if err == unix.EINVAL { // the file system cannot
 		return os.Link(from, to)
