@@ -110,6 +110,19 @@ func TestATierThatFindsNoTestsFails(t *testing.T) {
 	}
 }
 
+// A package may fail though its tests pass, and those after it, too.
+func TestAPackageThatFailsSaysWhy(t *testing.T) {
+	own := map[string]string{"own": "MINUTES=4\ntier() { step it bash -c '" +
+		`printf "%s\n" "--- PASS: TestA" PASS "goleak: Errors" "FAIL	a	1s"` +
+		` "    b_test.go:1: wrong" "--- FAIL: TestB" "FAIL	b	1s"` +
+		` "--- PASS: TestC" PASS "ok  	c	1s" FAIL; exit 1'; }` + "\n"}
+	want := "  | PASS\n  | goleak: Errors\n  | FAIL\ta\t1s\n" +
+		"  |     b_test.go:1: wrong\n  | --- FAIL: TestB\ntime"
+	if out, err := tiers(t, 5, own, "own"); err == nil || !strings.Contains(out, want) {
+		t.Errorf("%v: no %q in\n%s", err, want, out)
+	}
+}
+
 // A fuzzer that finds an input fails its step. A fuzzer whose time ends while it minimizes does
 // not.
 func TestWhatAFuzzerFindsFailsItsStep(t *testing.T) {

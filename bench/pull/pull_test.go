@@ -19,12 +19,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
-	"go.uber.org/goleak"
 
 	"github.com/fastiov/fastiov/bench/kept"
+	"github.com/fastiov/fastiov/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 // layoutOf makes an image of one file.
 func layoutOf(t *testing.T, content string) string {

@@ -19,10 +19,10 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/fastiov/fastiov/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 // serve runs a server over a directory inside another one, where a test finds what escaped.
 func serve(t *testing.T, max int64) (url, dir string) {

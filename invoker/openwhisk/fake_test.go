@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -24,14 +23,11 @@ import (
 	"github.com/fastiov/fastiov/invoker/pool"
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/embedded"
+	"github.com/fastiov/fastiov/leaks"
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-func TestMain(m *testing.M) {
-	// A connection whose request was refused unread lingers for half a second, so that the client
-	// gets the answer.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
-}
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 // fakeNode answers /run with run, and keeps what it was asked.
 type fakeNode struct {

@@ -16,7 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/fastiov/fastiov/leaks"
 )
 
 func TestMain(m *testing.M) {
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asNode) != "" {
 		beNode()
 	}
-	goleak.VerifyTestMain(m)
+	leaks.Main(m)
 }
 
 func open(t testing.TB, dir string) *Cache {

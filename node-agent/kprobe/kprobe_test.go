@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/leaks"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/testbed"
 )
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) { testbed.Main(m) }
 // TestOnAKernelThatTraces runs in a testbed, since not every machine allows hooks in its kernel.
 func TestOnAKernelThatTraces(t *testing.T) {
 	testbed.Inside(t, testbed.Needs{}, func(t *testing.T) {
-		defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+		defer leaks.None(t, goleak.IgnoreCurrent())
 		t.Run("a call is seen with times and size", aCallIsSeenWithTimesAndSize)
 		t.Run("none is lost in a crowd", noneIsLostInACrowd)
 		t.Run("other processes are not seen", otherProcessesAreNotSeen)

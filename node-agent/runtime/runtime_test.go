@@ -9,8 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/fastiov/fastiov/leaks"
 	"github.com/fastiov/fastiov/node-agent/api/timeline"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/runtime/openwhisk"
@@ -18,7 +17,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/sandbox/sim"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 // start starts a simulated sandbox.
 func start(t *testing.T) sandbox.Sandbox {

@@ -8,9 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/goleak"
+
+	"github.com/fastiov/fastiov/leaks"
 	"github.com/fastiov/fastiov/node-agent/vf"
 	"github.com/fastiov/fastiov/node-agent/vf/vftest"
-	"go.uber.org/goleak"
 )
 
 // A bench is a host to run the suite on: emulated, or real.
@@ -34,7 +36,7 @@ func suite(t *testing.T, b bench) {
 }
 
 func TestEmulated(t *testing.T) {
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent()) // a test host may be up
+	defer leaks.None(t, goleak.IgnoreCurrent()) // a test host may be up
 	for _, pf := range []vftest.PF{vftest.IGB, vftest.NVMe} {
 		t.Run(pf.Driver, func(t *testing.T) {
 			trees := map[*testing.T]*vftest.Tree{}

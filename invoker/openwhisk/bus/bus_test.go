@@ -18,18 +18,18 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
-	"go.uber.org/goleak"
 
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/kafkatest"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
+	"github.com/fastiov/fastiov/leaks"
 )
 
 func TestMain(m *testing.M) {
 	if isChild() {
 		child()
 	}
-	goleak.VerifyTestMain(m)
+	leaks.Main(m)
 }
 
 // TestAnInvokerAmongControllers runs over a Kafka in this process.

@@ -13,9 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/fastiov/fastiov/invoker/store/storetest"
+	"github.com/fastiov/fastiov/leaks"
 )
 
 // crashing is set in the process that TestACrashLosesNothingPromised kills. It names the file and
@@ -34,7 +33,7 @@ func TestMain(m *testing.M) {
 		storetest.Load(context.Background(), s, round, seed, os.Stdout)
 		os.Exit(1)
 	}
-	goleak.VerifyTestMain(m)
+	leaks.Main(m)
 }
 
 // A process is killed in the middle of its work, again and again, over the same file. The page

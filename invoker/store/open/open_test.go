@@ -6,12 +6,11 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/fastiov/fastiov/invoker/store/embedded"
+	"github.com/fastiov/fastiov/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 func TestStore(t *testing.T) {
 	s, err := Store(t.Context(), filepath.Join(t.TempDir(), "store"), 1<<20,

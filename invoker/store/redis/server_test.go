@@ -6,14 +6,13 @@ import (
 	"log/slog"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/fastiov/fastiov/invoker/store"
 	"github.com/fastiov/fastiov/invoker/store/redis/redistest"
 	"github.com/fastiov/fastiov/invoker/store/storetest"
+	"github.com/fastiov/fastiov/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 var quiet = slog.New(slog.DiscardHandler)
 

@@ -10,13 +10,13 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/fastiov/fastiov/leaks"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 func text(n int) wire.LogLine { return wire.LogLine{Stream: "stdout", Text: fmt.Sprint(n)} }
 

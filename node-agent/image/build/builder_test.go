@@ -10,8 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/fastiov/fastiov/leaks"
 	"github.com/fastiov/fastiov/node-agent/image"
 )
 
@@ -25,7 +24,7 @@ func TestMain(m *testing.M) {
 		_ = sleep.Run()
 		return
 	}
-	goleak.VerifyTestMain(m)
+	leaks.Main(m)
 }
 
 // TestWhatABuilderStartsEndsWithIt, also where the builder is killed.

@@ -12,12 +12,11 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
+	"github.com/fastiov/fastiov/leaks"
 	"github.com/fastiov/fastiov/node-agent/image/rootfs"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 func source(t *testing.T, entries ...string) *Source {
 	t.Helper()

@@ -140,7 +140,7 @@ func strayFIN(t *testing.T, join func(*testing.T, *Bridge, string) guest) {
 	after := udp(gateway, ours, from, to)
 	g.sends(after)
 	for frame := make([]byte, 2048); ; {
-		n, err := unix.Read(uplink, frame)
+		n, err := frameOf(uplink, frame)
 		if err != nil {
 			t.Fatalf("what was sent behind the FIN does not leave: %v", err)
 		}
@@ -249,7 +249,7 @@ func hears(t *testing.T, wait time.Duration, device string, from guest, sent []b
 	}
 	buffer := make([]byte, 2048)
 	for {
-		n, err := unix.Read(socket, buffer)
+		n, err := frameOf(socket, buffer)
 		if err != nil {
 			return false
 		}
@@ -258,6 +258,16 @@ func hears(t *testing.T, wait time.Duration, device string, from guest, sent []b
 			binary.BigEndian.Uint16(sent[12:]) == unix.ETH_P_8021Q &&
 				bytes.Contains(buffer[:n], sent[16:]) {
 			return true
+		}
+	}
+}
+
+// frameOf reads a frame. A socket with a patience does not start an interrupted read again.
+func frameOf(socket int, buffer []byte) (int, error) {
+	for {
+		n, err := unix.Read(socket, buffer)
+		if err != unix.EINTR {
+			return n, err
 		}
 	}
 }
@@ -398,7 +408,7 @@ func passes(t *testing.T, wait time.Duration, g guest, address string) bool {
 	}
 	buffer := make([]byte, 2048)
 	for {
-		n, err := unix.Read(socket, buffer)
+		n, err := frameOf(socket, buffer)
 		if err != nil {
 			return false
 		}

@@ -11,12 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/fastiov/fastiov/leaks"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 // A box is a sandbox whose ports are dialled so.
 type box struct {

@@ -10,9 +10,9 @@ import (
 	"syscall"
 	"testing"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/leaks"
 	"github.com/fastiov/fastiov/node-agent/sandbox/cgroup"
 	"github.com/fastiov/fastiov/testbed"
 )
@@ -25,7 +25,7 @@ type leakless struct{ *testing.M }
 func (m leakless) Run() int {
 	code := m.M.Run()
 	if code == 0 && os.Getenv("FASTIOV_TEST_TESTBED") == "" {
-		if err := goleak.Find(); err != nil {
+		if err := leaks.Find(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/fastiov/fastiov/leaks"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
 	"github.com/fastiov/fastiov/node-agent/sandbox/cgroup"
 )
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	runTests(m)
 }
 
-var runTests = func(m *testing.M) { goleak.VerifyTestMain(m) }
+var runTests = func(m *testing.M) { leaks.Main(m) }
 
 func config(t *testing.T) Config {
 	t.Helper()

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/fastiov/fastiov/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 var errDied = errors.New("died")
 

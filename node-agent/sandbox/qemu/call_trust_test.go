@@ -167,6 +167,9 @@ type thread int
 
 func (c thread) Read(p []byte) (int, error) {
 	n, err := unix.Read(int(c), p)
+	for err == unix.EINTR { // a socket with a time limit does not read on by itself
+		n, err = unix.Read(int(c), p)
+	}
 	if n <= 0 {
 		return 0, errors.Join(err, net.ErrClosed)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/fastiov/fastiov/leaks"
 	"github.com/fastiov/fastiov/testbed"
 )
 
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 func talk(t *testing.T, onEvent func(event), answers ...string) *qmp {
 	t.Helper()
 	before := goleak.IgnoreCurrent() // a test host may be up
-	t.Cleanup(func() { goleak.VerifyNone(t, before) })
+	t.Cleanup(func() { leaks.None(t, before) })
 	ours, theirs := net.Pipe()
 	ended := make(chan struct{})
 	go func() {

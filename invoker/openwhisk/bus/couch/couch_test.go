@@ -12,14 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/fastiov/fastiov/invoker/openwhisk/activation"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/couch/couchtest"
 	"github.com/fastiov/fastiov/invoker/openwhisk/bus/message"
+	"github.com/fastiov/fastiov/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 func open(t *testing.T) (*couchtest.Server, *Client) {
 	t.Helper()
