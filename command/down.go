@@ -73,6 +73,9 @@ func downCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if _, err := endRecorded(ctx, *runDir); err != nil { // what the agent could not end
+			return err
+		}
 		fmt.Fprintln(out, "fastiov is down")
 		if undo {
 			return vf.Undo(vf.Config{Run: *runDir})

@@ -88,7 +88,8 @@ func tailLatency() Dashboard {
 
 // versions joins the histogram with the version of the process that counts it, piece by piece of
 // the range, as a process may be upgraded in it. What was counted in a piece is the version's only
-// if the process had it when the piece began, too. Pieces overlap, so no start is between two.
+// if the process had it when the piece began, too. Where the data source knows how often Prometheus
+// scrapes, pieces overlap, so no start is between two.
 func versions() (all []query) {
 	for _, q := range quantiles {
 		for _, when := range []string{"before", "after"} {

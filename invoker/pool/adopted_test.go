@@ -8,50 +8,55 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-// When both restart, the pool meets a node that still adopts what was left: it waits for those that
-// it knows, and takes them as they are then. An adoption resumes what was paused.
-func TestWhatIsBeingAdoptedIsWaitedFor(t *testing.T) {
-	held := func(state string, ids ...string) *api.StatusReply {
-		reply := &api.StatusReply{}
-		for _, id := range ids {
-			reply.Sandboxes = append(reply.Sandboxes,
-				&api.Sandbox{Id: id, State: state, MemoryMib: 100})
-		}
-		return reply
+// adopts is the status of a node with VFs that is adopting sandboxes.
+func adopts(inOrder int, ids ...string) *api.StatusReply {
+	reply := vfs(inOrder)
+	for _, id := range ids {
+		reply.Sandboxes = append(reply.Sandboxes,
+			&api.Sandbox{Id: id, State: "adopting", MemoryMib: 100})
 	}
+	return reply
+}
+
+// leftBy says that a former pool left a sandbox of group a.
+func leftBy(id string) Left {
+	return Left{Node: "local", Sandbox: id, Group: "a", MemoryMiB: 100, Slots: 1}
+}
+
+// scaled has the demand's group have as many sandboxes as are kept.
+func scaled(d Demand) Demand {
+	d.Scaled = true
+	return d
+}
+
+// When both restart, the pool meets a node that still adopts what was left. It takes that at once,
+// as its node has calls wait until it is adopted, and goes elsewhere where it is not.
+func TestWhatIsBeingAdoptedIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := newFake(held("adopting", "warm", "paused", "gone", "strange"))
+		n := newFake(adopts(7, "warm", "paused", "gone", "strange"))
 		for _, id := range []string{"warm", "paused", "strange"} {
 			n.live[id] = true
 		}
-		var left []Left
-		for _, id := range []string{"warm", "paused", "gone"} {
-			left = append(left, Left{Node: "local", Sandbox: id, Group: "a", Image: "sim",
-				MemoryMiB: 100, Slots: 1, Paused: id == "paused"})
-		}
-		p := New(Config{KeepAlive: time.Minute, Wait: 30 * time.Second, Left: left}, api.Local(n))
+		paused := leftBy("paused")
+		paused.Paused = true // an adoption resumes it
+		p := New(Config{KeepAlive: time.Minute, Wait: 30 * time.Second, Start: time.Minute,
+			Left: []Left{leftBy("warm"), paused, leftBy("gone")}}, api.Local(n))
 		synctest.Wait()
-		if live, _ := n.count(); live != 2 {
+		if live, _ := n.count(); live != 2 || n.live["strange"] {
 			t.Errorf("%d live, want those that were left", live)
 		}
-		own := do(p, work("b"))
-		n.become(held("ready", "warm", "paused", own.Sandbox))
-		time.Sleep(2 * hurry)
-		synctest.Wait()
-		for _, end := range atOnce(p, work("a"), work("a"), work("b")) {
-			if end.Cold || end.err != nil {
-				t.Errorf("%+v", end)
+		cold := 0
+		for _, end := range atOnce(p, repeat(work("a"), 3)...) {
+			if end.err != nil {
+				t.Error(end.err)
+			}
+			if end.Cold {
+				cold++
 			}
 		}
-		n.mu.Lock()
-		looks := n.looks
-		n.mu.Unlock()
-		time.Sleep(heartbeat)
-		n.mu.Lock()
-		if n.looks > looks+1 {
-			t.Errorf("%d looks though nothing is adopted any more", n.looks-looks)
+		if cold != 1 || n.resumes != 0 {
+			t.Errorf("%d were cold, %d were resumed", cold, n.resumes)
 		}
-		n.mu.Unlock()
 		p.Close()
 		if live, _ := n.count(); live > 0 {
 			t.Errorf("%d sandboxes left on the node", live)
@@ -59,43 +64,67 @@ func TestWhatIsBeingAdoptedIsWaitedFor(t *testing.T) {
 	})
 }
 
-// What is still being adopted when the pool leaves is left to the next one.
-func TestWhatIsBeingAdoptedIsLeft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := newFake(&api.StatusReply{Sandboxes: []*api.Sandbox{
-			{Id: "warm", State: "adopting", MemoryMib: 100}}})
-		n.live["warm"] = true
-		warm := Left{Node: "local", Sandbox: "warm", Group: "a", MemoryMiB: 100, Slots: 1}
-		p := New(Config{KeepAlive: time.Minute, Left: []Left{warm}}, api.Local(n))
-		if left := p.Leave(); len(left) != 1 || left[0] != warm {
-			t.Errorf("left: %+v", left)
-		}
-		if live, _ := n.count(); live != 1 {
-			t.Error("it was ended")
-		}
-	})
+// What is still being adopted when the pool leaves is left to the next one; so is what a node has
+// that the pool has not met, or that is out of reach.
+func TestWhatIsNotMetIsLeft(t *testing.T) {
+	for name, met := range map[string]bool{"adopting": true, "not met": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newFake(adopts(1, "warm"))
+				n.live["warm"] = true
+				n.setDeaf(!met)
+				warm := leftBy("warm")
+				p := New(Config{KeepAlive: time.Minute, Left: []Left{warm}}, api.Local(n))
+				n.setDeaf(true)
+				time.Sleep(3 * heartbeat)
+				if left := p.Leave(); len(left) != 1 || left[0] != warm {
+					t.Errorf("left: %+v", left)
+				}
+				if live, _ := n.count(); live != 1 {
+					t.Error("it was ended")
+				}
+			})
+		})
+	}
 }
 
-// The room of what is being adopted is taken: a call waits for it, and starts nothing beside.
-func TestWhatIsBeingAdoptedHasItsRoom(t *testing.T) {
+// What is being adopted is one of its group and has its room: nothing is started beside it, for a
+// call or to be kept.
+func TestWhatIsBeingAdoptedIsOfItsGroup(t *testing.T) {
+	for _, room := range []int{1, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			n := newFake(adopts(room, "warm"))
+			n.live["warm"] = true
+			p := New(Config{KeepAlive: time.Minute, Wait: 30 * time.Second,
+				Left: []Left{leftBy("warm")}}, api.Local(n))
+			synctest.Wait()
+			p.Keep(scaled(work("a").Demand), 1, 9)
+			if end := do(p, work("a")); end.Cold || end.err != nil {
+				t.Errorf("%+v", end)
+			}
+			synctest.Wait()
+			if len(n.starts) > 0 {
+				t.Errorf("%d were started", len(n.starts))
+			}
+			p.Close()
+		})
+	}
+}
+
+// A pool that leaves starts nothing in the room of what it leaves, though its group keeps one.
+func TestAPoolThatLeavesStartsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		held := func(state string) *api.StatusReply {
-			reply := vfs(1)
-			reply.Sandboxes = []*api.Sandbox{{Id: "warm", State: state, MemoryMib: 100}}
-			return reply
+		n := newFake(vfs(2))
+		p := New(Config{KeepAlive: time.Minute, Wait: 30 * time.Second, Start: time.Minute},
+			api.Local(n))
+		kept := scaled(work("a").Demand)
+		p.Keep(kept, 1, 9)
+		time.Sleep(2 * startTime)
+		if left := p.Leave(); len(left) != 1 || len(n.starts) != 1 {
+			t.Errorf("%d are left, of %d that were started", len(left), len(n.starts))
 		}
-		n := newFake(held("adopting"))
-		n.live["warm"] = true
-		p := New(Config{KeepAlive: time.Minute, Wait: 30 * time.Second, Left: []Left{{Node: "local",
-			Sandbox: "warm", Group: "a", Image: "sim", MemoryMiB: 100, Slots: 1}}}, api.Local(n))
-		synctest.Wait()
-		go func() {
-			time.Sleep(hurry)
-			n.become(held("ready"))
-		}()
-		if end := do(p, work("a")); end.Cold || end.err != nil {
-			t.Errorf("%+v", end)
+		if live, _ := n.count(); live != 1 {
+			t.Errorf("%d live", live)
 		}
-		p.Close()
 	})
 }

@@ -78,9 +78,6 @@ func (w *world) checkSums() {
 	}
 	for _, n := range w.s.nodes {
 		free := room{n.capacity.sandboxes - nodes[n].boxes, n.capacity.memory - nodes[n].memory}
-		for _, memory := range n.awaited {
-			free = free.less(memory)
-		}
 		if n.free != free || len(n.boxes) != nodes[n].boxes || n.idle.memory != nodes[n].idling {
 			w.fail("%s: %+v free, %d sandboxes, %d MiB idle; counted %+v, %+v",
 				n.name, n.free, len(n.boxes), n.idle.memory, free, nodes[n])

@@ -1,7 +1,7 @@
 package pool
 
 import (
-	"slices"
+	"maps"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/api"
@@ -21,18 +21,26 @@ type Left struct {
 
 // Leave closes the pool, but for sandboxes that idle and have a function: they stay.
 func (p *Pool) Leave() (left []Left) {
-	p.happen(func(s *state, now time.Time) { left = s.leaveIdle(now) })
+	p.happen(func(s *state, now time.Time) {
+		left = s.leaveIdle(now)
+		s.close(now) // in the same event: nothing is started in the room of what is left
+	})
 	p.Close()
 	return left
 }
 
+// leaveIdle forgets what is to stay. What was left on a node that has not been met yet is left once
+// more, and so is what idles on a node that is out of reach: it may be back.
 func (s *state) leaveIdle(now time.Time) (left []Left) {
 	for _, n := range s.nodes {
-		if !n.up {
+		for at, l := range s.left {
+			if at[0] == n.name {
+				left = append(left, l)
+			}
+		}
+		if n.draining {
 			continue
 		}
-		left = append(left, n.adopting...)
-		n.adopting = nil // no look takes them over, or ends them; they keep their room
 		s.eachBox(n, func(b *box) {
 			if !n.idle.has(b) || b.group == nil {
 				return
@@ -49,50 +57,25 @@ func (s *state) leaveIdle(now time.Time) (left []Left) {
 }
 
 // meet takes in what a node held when the pool met it: what the pool before it left there, if it is
-// as it was left. All else ends. What was left and is still being adopted is met again, at a later
-// look.
+// as it was left. All else ends.
 func (p *Pool) meet(s *state, n *node, held []*api.Sandbox, now time.Time) {
-	n.awaits(nil)
-	var adopting []Left
 	for _, h := range held {
 		l, known := s.left[[2]string{n.name, h.Id}]
-		switch {
-		case known && h.State == "adopting":
-			adopting = append(adopting, l)
-		case !known || !l.becomes(h) || !s.takeOver(n, l, now):
+		if !known || !l.becomes(h) || !s.takeOver(n, l, now) {
 			p.stop(n, h.Id)
 		}
 	}
-	if n.awaits(adopting); len(adopting) > 0 {
-		n.to.ask() // soon
-	}
-}
-
-// awaits notes what the node is still adopting. That takes its room, which the node counts already.
-func (n *node) awaits(adopting []Left) {
-	for _, memory := range n.awaited {
-		n.free = n.free.more(memory)
-	}
-	n.adopting, n.awaited = adopting, nil
-	for _, l := range adopting {
-		memory := l.MemoryMiB + n.overhead
-		n.free, n.awaited = n.free.less(memory), append(n.awaited, memory)
-	}
-}
-
-// wereAdopting returns those of the sandboxes held that were being adopted at the last look.
-func (n *node) wereAdopting(held []*api.Sandbox) []*api.Sandbox {
-	return slices.DeleteFunc(slices.Clone(held), func(h *api.Sandbox) bool {
-		return !slices.ContainsFunc(n.adopting, func(l Left) bool { return l.Sandbox == h.Id })
-	})
+	maps.DeleteFunc(s.left, func(at [2]string, _ Left) bool { return at[0] == n.name })
 }
 
 // becomes takes in how the node has a sandbox now, and returns whether that may be what was left
-// warm. One that was left paused runs if the node's agent has been started again since.
+// warm. One that was left paused runs if the node's agent has been started again since. One that
+// the agent still adopts takes calls, which wait for that.
 func (l *Left) becomes(h *api.Sandbox) bool {
 	wasPaused := l.Paused
 	l.Paused = h.State == "paused"
-	return int(h.MemoryMib) == l.MemoryMiB && (h.State == "ready" || l.Paused && wasPaused)
+	good := h.State == "ready" || h.State == "adopting" || l.Paused && wasPaused
+	return good && int(h.MemoryMib) == l.MemoryMiB
 }
 
 // takeOver takes in a sandbox that was left warm, unless its group has as many as it may. A group

@@ -90,7 +90,7 @@ func (p *Pool) look(n *node) {
 	ctx, cancel := context.WithTimeout(p.ctx, lookFor)
 	defer cancel()
 	met := n.to.met
-	reply, err := n.to.Status(ctx, &api.StatusRequest{Brief: met && !p.adopts(n)})
+	reply, err := n.to.Status(ctx, &api.StatusRequest{Brief: met})
 	if p.ctx.Err() != nil {
 		return
 	}
@@ -103,8 +103,6 @@ func (p *Pool) look(n *node) {
 		s.looked(n, viewOf(reply), now)
 		if !met {
 			p.meet(s, n, reply.Sandboxes, now)
-		} else if len(n.adopting) > 0 {
-			p.meet(s, n, n.wereAdopting(reply.Sandboxes), now)
 		}
 		for _, id := range n.orphans {
 			p.stop(n, id)
@@ -112,13 +110,6 @@ func (p *Pool) look(n *node) {
 		n.orphans = nil
 	})
 	n.to.met = met || err == nil
-}
-
-// adopts reports whether the node was adopting what was left there at the last look.
-func (p *Pool) adopts(n *node) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(n.adopting) > 0
 }
 
 // viewOf returns what the node can hold: memory, and as many sandboxes as it has VFs in order,

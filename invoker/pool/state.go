@@ -38,7 +38,7 @@ type state struct {
 	see      func(Sandbox) // nil: nobody is told
 	arrivals uint64
 	counts   map[Kind]uint64
-	left     map[[2]string]Left // by node and id
+	left     map[[2]string]Left // by node and id, of nodes that have not been met yet
 }
 
 // A room counts sandboxes and memory of a node, all of it or what is free.
@@ -72,8 +72,6 @@ type node struct {
 	endless  chain[*box]     // busy, too, with a lease that may not end by itself
 	boxes    map[string]*box // by id
 	claim    *claim
-	adopting []Left   // what was left there and was not adopted yet at the last look
-	awaited  []int    // MiB that each of these takes
 	orphans  []string // sandboxes that may live on there though the pool has given them up
 	alarm    alarm    // while it is out of reach: when its sandboxes are given up
 	to       *remote  // how it is spoken to; nothing that decides asks it anything

@@ -27,15 +27,31 @@ func Write(file string, content []byte, mode fs.FileMode, put func(from, to stri
 	if err = errors.Join(err, out.Chmod(mode), out.Sync(), out.Close()); err != nil {
 		return err
 	}
-	return put(out.Name(), file)
+	if err := put(out.Name(), file); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(file))
 }
 
-// New renames a file, unless there is one of that name: then its error is fs.ErrExist. The file
-// never has two names, as by a link.
+// SyncDir makes the names of the files in a folder durable.
+func SyncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
+}
+
+// New renames a file, unless there is one of that name: then its error is fs.ErrExist. Where the
+// file system cannot rename so, the file has both names for a moment.
 func New(from, to string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	if err == unix.EINVAL { // the file system cannot
-		return os.Link(from, to)
+		if err := os.Link(from, to); err != nil {
+			return err
+		}
+		return os.Remove(from)
 	}
 	if err != nil {
 		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}

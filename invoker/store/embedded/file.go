@@ -15,6 +15,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 
 	"github.com/fastiov/fastiov/invoker/store"
+	"github.com/fastiov/fastiov/invoker/whole"
 )
 
 // format is the version of the layout below. A file of another version is left untouched.
@@ -108,7 +109,7 @@ func tryOpen(path string) (*bbolt.DB, error) {
 		}
 	}
 	return openAnd(path, &options, func(db *bbolt.DB) error {
-		return cmp.Or(os.Chmod(path, 0o600), db.Update(prepare), syncDir(filepath.Dir(path)))
+		return cmp.Or(os.Chmod(path, 0o600), db.Update(prepare), whole.SyncDir(filepath.Dir(path)))
 	})
 }
 
@@ -182,16 +183,6 @@ func prepare(tx *bbolt.Tx) error {
 		}
 	}
 	return putNumber(tx.Bucket(meta), formatKey, format)
-}
-
-// syncDir makes the file's name durable.
-func syncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
 }
 
 // parseDoc reads a document as it lies in docs.
