@@ -320,50 +320,57 @@ func (w *world) bringUp(g *gate, nic *wire.NIC) (told wire.Gate, err error) {
 	return told, err
 }
 
-// state describes the namespace's network as far as a gate could change it.
+// state describes the guest's network as far as a gate could change it.
 func (w *world) state() (lines []string) {
 	w.t.Helper()
-	w.must(w.in(w.guest, func() error {
-		links, err := nl.LinkList()
+	for {
+		err := w.in(w.guest, func() (err error) { lines, err = describe(); return err })
+		if !errors.Is(err, nl.ErrDumpInterrupted) { // the kernel changed it meanwhile
+			w.must(err)
+			return lines
+		}
+	}
+}
+
+func describe() (lines []string, err error) {
+	links, err := nl.LinkList()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		lines = append(lines, "link "+l.Attrs().Name)
+		addresses, err := nl.AddrList(l, nl.FAMILY_ALL)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		for _, l := range links {
-			lines = append(lines, "link "+l.Attrs().Name)
-			addresses, err := nl.AddrList(l, nl.FAMILY_ALL)
-			if err != nil {
-				return err
-			}
-			for _, a := range addresses {
-				if !a.IP.IsLinkLocalUnicast() {
-					lines = append(lines, fmt.Sprint("address ", a.IPNet, " flags ", a.Flags))
-				}
+		for _, a := range addresses {
+			if !a.IP.IsLinkLocalUnicast() {
+				lines = append(lines, fmt.Sprint("address ", a.IPNet, " flags ", a.Flags))
 			}
 		}
-		for _, family := range []int{nl.FAMILY_V4, nl.FAMILY_V6} {
-			routes, err := nl.RouteListFiltered(family, &nl.Route{Table: unix.RT_TABLE_UNSPEC},
-				nl.RT_FILTER_TABLE)
-			if err != nil {
-				return err
-			}
-			for _, r := range routes {
-				if r.Dst == nil || !r.Dst.IP.IsLinkLocalUnicast() && !r.Dst.IP.IsMulticast() {
-					r.LinkIndex = 0
-					lines = append(lines, "route "+r.String())
-				}
-			}
-			rules, err := nl.RuleList(family)
-			if err != nil {
-				return err
-			}
-			for _, r := range rules {
-				lines = append(lines, "rule "+r.String())
+	}
+	for _, family := range []int{nl.FAMILY_V4, nl.FAMILY_V6} {
+		routes, err := nl.RouteListFiltered(family, &nl.Route{Table: unix.RT_TABLE_UNSPEC},
+			nl.RT_FILTER_TABLE)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range routes {
+			if r.Dst == nil || !r.Dst.IP.IsLinkLocalUnicast() && !r.Dst.IP.IsMulticast() {
+				r.LinkIndex = 0
+				lines = append(lines, "route "+r.String())
 			}
 		}
-		return nil
-	}))
+		rules, err := nl.RuleList(family)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range rules {
+			lines = append(lines, "rule "+r.String())
+		}
+	}
 	slices.Sort(lines)
-	return lines
+	return lines, nil
 }
 
 // dial connects from the guest.

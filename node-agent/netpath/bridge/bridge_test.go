@@ -244,7 +244,7 @@ var connected = func(*testing.T) {}
 // nothingLeft checks that the host is as it was before a bridge was there.
 func nothingLeft(t *testing.T, dir string) {
 	t.Helper()
-	links, err := netlink.LinkList()
+	links, err := netns.Links()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -152,8 +152,9 @@ func TestTheConnectionIsKept(t *testing.T) {
 			t.Fatalf("%d bytes: %d, %d bytes, %v", len(body), status, len(answer), err)
 		}
 	}
-	// One that is not told in 50 ms that all was written is not used again.
-	if n := dialled.Load(); n > 3 {
+	// One that is not told in 50 ms that all was written is not used again. Were those with the
+	// answers of one sort not used again, there would be 50.
+	if n := dialled.Load(); n > 25 {
 		t.Errorf("100 calls opened %d connections", n)
 	}
 }

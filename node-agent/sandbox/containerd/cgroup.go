@@ -115,16 +115,30 @@ func (g group) kill() {
 
 // network returns the network namespace of a process in the cgroup, or nil.
 func (g group) network() *os.File {
-	folder := filepath.Join(cgroupMount, "devices", g.path)
-	if unified() {
-		folder = filepath.Join(cgroupMount, g.path)
-	}
-	for _, pid := range strings.Fields(g.read(folder, "cgroup.procs")) {
+	for _, pid := range g.processes() {
 		if namespace, err := os.Open(filepath.Join("/proc", pid, "ns/net")); err == nil {
 			return namespace
 		}
 	}
 	return nil
+}
+
+func (g group) processes() []string {
+	folder := filepath.Join(cgroupMount, "devices", g.path)
+	if unified() {
+		folder = filepath.Join(cgroupMount, g.path)
+	}
+	return strings.Fields(g.read(folder, "cgroup.procs"))
+}
+
+// awaitEnd waits for the processes in the cgroup, which have been told to end.
+func (g group) awaitEnd() {
+	for until := time.Now().Add(killWithin); time.Now().Before(until); {
+		if len(g.processes()) == 0 {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // freeze stops the processes in a cgroup of version 1, so that none is born, and none ends and

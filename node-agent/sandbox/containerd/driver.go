@@ -171,6 +171,7 @@ func (d *Driver) Close() {
 	}
 	d.roots.close()
 	if over {
+		d.shims().awaitEnd() // containerd does not wait for those that it has told to end
 		d.shims().remove()
 		group{path: filepath.Join("/", d.Namespace)}.remove()
 		unloadProfile(d.Namespace)

@@ -41,9 +41,9 @@ func (b *box) Exec(ctx context.Context, command []string) (status int, err error
 	defer time.AfterFunc(longestTurn, made).Stop()
 	begun := time.Now()
 	defer func() {
-		// Others have had most of its time.
-		if err != nil && ctx.Err() != nil && begun.Sub(asked) > time.Since(begun) {
-			err = sandbox.ErrBusy
+		late, has := ctx.Deadline()
+		if err != nil && ctx.Err() != nil && has && begun.Sub(asked) > late.Sub(begun) {
+			err = sandbox.ErrBusy // others have had most of its time
 		}
 	}()
 	ctx = b.driver.named(ctx)
