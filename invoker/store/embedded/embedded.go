@@ -1,9 +1,10 @@
 // Package embedded is a store in one file, for one invoker, with nothing to start.
 //
 // One goroutine writes. It puts everything that waits into one transaction: changes of documents,
-// promises and finished records. So all waiting callers share one fsync. A record waits most of a
-// window for others, or goes with the next call that waits. Readers use the previous transaction at
-// the same time, and add the records that are still pending.
+// promises and finished records. So all waiting callers share one fsync, but for large code, of
+// which a transaction writes one. A record waits most of a window for others, or goes with the next
+// call that waits. Readers use the previous transaction at the same time, and add the records that
+// are still pending.
 //
 // Records are kept in blocks (block.go) and found by walking the heads of blocks (search.go). When
 // the room for records is used up, the namespaces that hold most lose their oldest ones (share.go).
@@ -22,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -61,6 +63,7 @@ type call struct {
 	// its errors ErrConflict, ErrNotFound and Full mean that it has written nothing
 	apply  func(*bbolt.Tx) error
 	change *store.Doc // the change that watchers are to see
+	code   int        // bytes of it that the change writes
 	err    error
 	done   chan struct{}
 }
@@ -145,18 +148,44 @@ func (s *Store) write() {
 		case <-s.wakes:
 			s.commit()
 		case <-s.quit:
-			s.commit()
+			for more := true; more; more = s.waits() {
+				s.commit()
+			}
 			return
 		}
 	}
 }
 
-// commit writes everything that waits in one transaction.
-func (s *Store) commit() {
+// large is code that takes the disk so long that others notice it.
+const large = 1 << 20
+
+// take returns the calls for the next transaction: all that wait, or as far as the first that
+// writes large code, so that others wait for one of these and not for many.
+func (s *Store) take() (calls []*call) {
 	s.mu.Lock()
-	calls := s.calls
-	s.calls = nil
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	n := len(s.calls)
+	if at := slices.IndexFunc(s.calls, func(c *call) bool { return c.code >= large }); at >= 0 {
+		n = at + 1
+	}
+	calls, s.calls = s.calls[:n:n], s.calls[n:]
+	if len(s.calls) > 0 {
+		s.wake()
+	} else {
+		s.calls = nil
+	}
+	return calls
+}
+
+func (s *Store) waits() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.calls) > 0
+}
+
+// commit writes what waits in one transaction.
+func (s *Store) commit() {
+	calls := s.take()
 	records := s.records.All()
 	// otherwise commit tries whether there is room again
 	if len(calls) == 0 && len(records) == 0 && s.records.Failed() == nil {

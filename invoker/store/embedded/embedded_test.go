@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/fastiov/fastiov/invoker/store"
@@ -29,4 +30,26 @@ func TestConformance(t *testing.T) {
 		}
 		return func() store.Store { return open(t, filepath.Join(dir, "store")) }
 	})
+}
+
+// Promises wait for the code of one neighbour, not for that of all.
+func TestATransactionHasOneLargeCode(t *testing.T) {
+	s := &Store{wakes: make(chan struct{}, 1)}
+	for _, code := range []int{0, large, 0, large - 1, large, large, 0} {
+		s.calls = append(s.calls, &call{code: code})
+	}
+	var took []int
+	for s.waits() {
+		took = append(took, len(s.take()))
+		if s.waits() != (len(s.wakes) == 1) {
+			t.Errorf("after %v the writer is not woken", took)
+		}
+		select {
+		case <-s.wakes:
+		default:
+		}
+	}
+	if want := []int{2, 3, 1, 1}; !slices.Equal(took, want) {
+		t.Errorf("transactions of %v calls, want %v", took, want)
+	}
 }

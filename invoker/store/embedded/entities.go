@@ -62,7 +62,7 @@ func (s *Store) Put(
 		return 0, err
 	}
 	key := docKey(doc.Key)
-	c := &call{}
+	c := &call{code: len(source)}
 	c.apply = func(tx *bbolt.Tx) error {
 		if revision(tx, key) != doc.Revision {
 			return store.ErrConflict
