@@ -21,6 +21,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -44,7 +45,7 @@ type versions struct {
 // to get Kafka, it skips, or fails in continuous integration.
 func Start(t testing.TB) (address string) {
 	t.Helper()
-	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(t)}
+	b := broker{Dir: t.TempDir()}
 	b.start(t)
 	return b.Address
 }
@@ -53,8 +54,7 @@ func Start(t testing.TB) (address string) {
 // client's certificate.
 func StartTLS(t testing.TB) (address, secure string, client *tls.Config) {
 	t.Helper()
-	b := broker{Dir: t.TempDir(), Address: "127.0.0.1:" + freePort(t),
-		Secure: "127.0.0.1:" + freePort(t)}
+	b := broker{Dir: t.TempDir()}
 	client = b.certify(t)
 	b.start(t)
 	return b.Address, b.Secure, client
@@ -64,7 +64,7 @@ func StartTLS(t testing.TB) (address, secure string, client *tls.Config) {
 type broker struct {
 	Dir                 string
 	Address, Controller string
-	Secure              string // empty: it does not listen by TLS
+	Secure              string // where it listens by TLS, if it has a key
 	Key, Certificate    string // files
 }
 
@@ -84,9 +84,29 @@ func (b *broker) start(t testing.TB) {
 	if err != nil {
 		lacking("no Kafka to be had: ", err)
 	}
-	b.Controller = "127.0.0.1:" + freePort(t)
+	for tries := 5; ; tries-- {
+		err := b.run(t, jars)
+		if err == nil {
+			return
+		}
+		// another process may take a port after it was chosen
+		if tries == 1 || !strings.Contains(err.Error(), "Address already in use") {
+			t.Fatal("Kafka does not answer: ", err)
+		}
+	}
+}
+
+// run starts a broker without data at ports that are free, and waits until it answers. Its error
+// has the end of the broker's log.
+func (b *broker) run(t testing.TB, jars string) error {
+	t.Helper()
+	b.Address, b.Controller = "127.0.0.1:"+freePort(t), "127.0.0.1:"+freePort(t)
+	if b.Key != "" {
+		b.Secure = "127.0.0.1:" + freePort(t)
+	}
 	settings := filepath.Join(b.Dir, "server.properties")
-	if err := os.WriteFile(settings, render(t, properties, b), 0o600); err != nil {
+	if err := errors.Join(os.RemoveAll(filepath.Join(b.Dir, "data")),
+		os.WriteFile(settings, render(t, properties, b), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	log, err := os.Create(filepath.Join(b.Dir, "log"))
@@ -117,8 +137,9 @@ func (b *broker) start(t testing.TB) {
 		<-ended
 	})
 	if err := answers(t.Context(), b.Address, ended); err != nil {
-		t.Fatalf("Kafka does not answer: %v\n%s", err, tail(log.Name()))
+		return fmt.Errorf("%w\n%s", err, tail(log.Name()))
 	}
+	return nil
 }
 
 // certify makes one certificate, which broker and client both show and both trust.
@@ -185,7 +206,8 @@ auto.create.topics.enable=false
 
 // answers waits until the broker does, or ended.
 func answers(ctx context.Context, address string, ended chan error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("a minute is over"))
+	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Minute,
+		errors.New("five minutes are over"))
 	defer cancel()
 	client, err := kgo.NewClient(kgo.SeedBrokers(address))
 	if err != nil {
