@@ -26,6 +26,8 @@ type lease struct {
 	replaced atomic.Bool
 	failed   atomic.Pointer[error] // why the lease could not be renewed; nil: it was
 
+	renewEvery time.Duration
+
 	adopting sync.Mutex
 	// how long a name must have no lease before its promises are adopted
 	missFor time.Duration
@@ -134,7 +136,7 @@ func (s *Store) Take(ctx context.Context, invoker string) error {
 }
 
 func (s *Store) keepLease() {
-	each := time.NewTicker(renewEvery)
+	each := time.NewTicker(s.lease.renewEvery)
 	defer each.Stop()
 	for !s.lease.replaced.Load() {
 		select {

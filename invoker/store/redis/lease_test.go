@@ -15,12 +15,25 @@ import (
 // taken returns a store whose process has taken an invoker's name. It adopts without waiting.
 func taken(t *testing.T, r *server, name string, log *slog.Logger) *Store {
 	t.Helper()
+	return takenFor(t, r, name, log, renewEvery)
+}
+
+// late is taken for a process that renews its lease only when it is told.
+func late(t *testing.T, r *server, name string) *Store {
+	t.Helper()
+	return takenFor(t, r, name, quiet, time.Hour)
+}
+
+func takenFor(
+	t *testing.T, r *server, name string, log *slog.Logger, renewEvery time.Duration,
+) *Store {
+	t.Helper()
 	s, err := Open(t.Context(), r.URL(), plenty, log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close() })
-	s.lease.missFor = 0
+	s.lease.renewEvery, s.lease.missFor = renewEvery, 0
 	if err := s.Take(t.Context(), name); err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +170,7 @@ func TestPromisesOfAFormerVersionAreNotAdopted(t *testing.T) {
 // The lease expired because Redis stalled or its clock was set, but the process lives.
 func TestALateLeaseFencesNobody(t *testing.T) {
 	r := startServer(t)
-	one, two := taken(t, r, "one", quiet), taken(t, r, "two", quiet)
+	one, two := late(t, r, "one"), taken(t, r, "two", quiet)
 	accept(t, one, "a", "b", "c")
 	two.lease.missFor = time.Hour
 	r.unlease(t, "one")
@@ -189,7 +202,7 @@ func TestALateLeaseFencesNobody(t *testing.T) {
 // lives, makes a promise and is killed.
 func TestAPromiseOfAForgottenNameIsAdopted(t *testing.T) {
 	r := startServer(t)
-	one, two := taken(t, r, "one", quiet), taken(t, r, "two", quiet)
+	one, two := late(t, r, "one"), taken(t, r, "two", quiet)
 	r.unlease(t, "one")
 	adopts(t, two, 0)
 	accept(t, one, "a")

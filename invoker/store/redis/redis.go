@@ -91,7 +91,8 @@ func Open(ctx context.Context, url string, retain int64, log *slog.Logger) (*Sto
 	s := &Store{
 		db: redis.NewClient(options), feed: redis.NewClient(options), where: options.Addr,
 		retain: retain, log: log,
-		wakes: make(chan struct{}, 1), moved: make(chan struct{}), lease: lease{missFor: missFor},
+		wakes: make(chan struct{}, 1), moved: make(chan struct{}),
+		lease: lease{renewEvery: renewEvery, missFor: missFor},
 	}
 	if err := s.check(ctx); err != nil {
 		_ = errors.Join(s.db.Close(), s.feed.Close())

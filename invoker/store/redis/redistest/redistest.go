@@ -2,6 +2,7 @@
 package redistest
 
 import (
+	"bytes"
 	"context"
 	"os"
 	"os/exec"
@@ -18,6 +19,7 @@ type Server struct {
 	Admin   *redis.Client
 	dir     string
 	process *exec.Cmd
+	ended   chan struct{} // closed when process has ended
 }
 
 // Start starts a server that ends with the test. Without redis-server on this machine, the test is
@@ -40,12 +42,14 @@ func Start(t testing.TB) *Server {
 	}
 	s := &Server{dir: dir}
 	s.Admin = redis.NewClient(&redis.Options{Network: "unix", Addr: s.Socket(), MaxRetries: -1})
-	s.Restart(t)
 	t.Cleanup(func() {
-		s.Kill()
+		if s.ended != nil {
+			s.Kill()
+		}
 		_ = s.Admin.Close()
 		_ = os.RemoveAll(dir)
 	})
+	s.Restart(t)
 	return s
 }
 
@@ -61,22 +65,40 @@ func (s *Server) Restart(t testing.TB) {
 	s.process = exec.Command("redis-server", "--port", "0", "--unixsocket", s.Socket(), "--dir",
 		s.dir, "--save", "",
 		"--appendonly", "yes", "--appendfsync", "always", "--logfile", filepath.Join(s.dir, "log"))
+	var said bytes.Buffer // before it has its log
+	s.process.Stdout, s.process.Stderr = &said, &said
 	if err := s.process.Start(); err != nil {
 		t.Fatal(err)
 	}
+	process, ended := s.process, make(chan struct{})
+	s.ended = ended
+	go func() {
+		_ = process.Wait()
+		close(ended)
+	}()
+	tick, late := time.NewTicker(5*time.Millisecond), time.After(2*time.Minute)
+	defer tick.Stop()
 	for s.Admin.Ping(context.Background()).Err() != nil {
-		if s.process.ProcessState != nil || t.Context().Err() != nil {
-			log, _ := os.ReadFile(filepath.Join(s.dir, "log"))
-			t.Fatalf("redis-server does not answer:\n%s", log)
+		why := ""
+		select {
+		case <-tick.C:
+			continue
+		case <-ended:
+			why = process.ProcessState.String()
+		case <-late:
+			why = "two minutes are over"
+		case <-t.Context().Done():
+			why = t.Context().Err().Error()
 		}
-		time.Sleep(5 * time.Millisecond)
+		log, _ := os.ReadFile(filepath.Join(s.dir, "log"))
+		t.Fatalf("redis-server does not answer: %s\n%s%s", why, &said, log)
 	}
 }
 
 // Kill ends the server as a crash does.
 func (s *Server) Kill() {
 	_ = s.process.Process.Kill()
-	_ = s.process.Wait()
+	<-s.ended
 }
 
 // Stop makes the server do nothing until Continue, like a stalled disk.
