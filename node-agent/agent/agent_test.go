@@ -286,7 +286,7 @@ func TestALife(t *testing.T) {
 		reply.Driver != "fake" {
 		t.Fatalf("%+v, %v", reply, err)
 	}
-	run, err := a.Run(t.Context(), &api.RunRequest{Id: "x", Body: []byte("{}"), TimeoutMs: 1000})
+	run, err := a.Run(t.Context(), &api.RunRequest{Id: "x", Body: []byte("{}"), TimeoutMs: 60_000})
 	if err != nil || string(run.Body) != `{"path":"/run"}` || len(run.Logs) != 1 ||
 		run.EndNs < run.BeginNs {
 		t.Errorf("%+v, %v", run, err)
