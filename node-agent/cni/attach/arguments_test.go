@@ -97,15 +97,13 @@ func TestRoutesHaveTheirAttributes(t *testing.T) {
 		t.Errorf("the result is %s", asJSON(result))
 	}
 	err := netns.Inside(c.file, func() error {
-		all, err := netlink.RouteListFiltered(netlink.FAMILY_V4,
-			&netlink.Route{Table: 100}, netlink.RT_FILTER_TABLE)
+		all, err := routed(&netlink.Route{Table: 100}, netlink.RT_FILTER_TABLE)
 		if len(all) != 1 || all[0].MTU != 1300 || all[0].AdvMSS != 1200 ||
 			all[0].Priority != 7 || all[0].Gw.String() != "10.1.0.1" {
 			t.Errorf("table 100 has %v", all)
 		}
 		_, to, _ := net.ParseCIDR("10.3.0.0/16")
-		near, err2 := netlink.RouteListFiltered(netlink.FAMILY_V4,
-			&netlink.Route{Dst: to}, netlink.RT_FILTER_DST)
+		near, err2 := routed(&netlink.Route{Dst: to}, netlink.RT_FILTER_DST)
 		if len(near) != 1 || near[0].Scope != netlink.SCOPE_LINK || near[0].Gw != nil {
 			t.Errorf("the route that ends at the link is %v", near)
 		}

@@ -3,6 +3,7 @@ package attach_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -155,7 +156,8 @@ func (c *container) end() {
 // link is the container's interface, with its addresses; nil where it has none.
 func (c *container) link(t *testing.T) (link netlink.Link, addresses, routes []string) {
 	t.Helper()
-	err := netns.Inside(c.file, func() error {
+	err := netns.Inside(c.file, whole(func() error {
+		addresses, routes = nil, nil
 		var err error
 		if link, err = netlink.LinkByName(c.IfName); err != nil {
 			link = nil
@@ -174,11 +176,32 @@ func (c *container) link(t *testing.T) (link netlink.Link, addresses, routes []s
 			}
 		}
 		return errorsOf(err, routeErr)
-	})
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return link, addresses, routes
+}
+
+// whole does a look at the kernel's lists again where one of them changed meanwhile.
+func whole(look func() error) func() error {
+	return func() (err error) {
+		for range 10 {
+			if err = look(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+				break
+			}
+		}
+		return err
+	}
+}
+
+// routed returns the routes that a filter lets through.
+func routed(filter *netlink.Route, by uint64) (routes []netlink.Route, err error) {
+	err = whole(func() error {
+		routes, err = netlink.RouteListFiltered(netlink.FAMILY_V4, filter, by)
+		return err
+	})()
+	return routes, err
 }
 
 func errorsOf(errs ...error) error {
