@@ -48,7 +48,7 @@ func TestAProgramThatIsDeadIsStartedAgain(t *testing.T) {
 // how to count its ready sandboxes.
 func (h *house) probed() (ready func() int) {
 	h.must("POST", objects+"services", probing(`"readinessProbe":{"httpGet":{"path":"/x"},
-		"periodSeconds":1,"failureThreshold":1}`))
+		"periodSeconds":1,"timeoutSeconds":3,"failureThreshold":1}`))
 	h.ready("hello", "True")
 	v := h.api.world.get(revisions, "ann", "hello-00001").object.(*v1.Revision)
 	return func() int { return h.pool.Ready(h.api.road.demand(v)) }
@@ -87,7 +87,7 @@ func TestASilentNodeSaysNothing(t *testing.T) {
 	defer leave()
 	ready := h.probed()
 	h.node.silent.Store(true)
-	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); {
+	for until := time.Now().Add(8 * time.Second); time.Now().Before(until); {
 		if ready() != 1 {
 			t.Fatal("it rests for a node that is silent")
 		}

@@ -137,7 +137,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		{"a name twice in the arguments", "POST", "actions/hello", `{"a":1,"a":2}`, 400, "duplicate"},
 		{"arguments that are no object", "POST", "actions/hello", "[1]", 400, "malformed"},
 		{"deep arguments", "POST", "actions/hello", deep, 400, "malformed"},
-		{"too long a wait", "POST", "actions/hello?blocking=true&timeout=60000", "{}", 400, "timeout"},
+		{"too long a wait", "POST", "actions/hello?blocking=true&timeout=60001", "{}", 400, "timeout"},
 		{"no wait", "POST", "actions/hello?blocking=true&timeout=0", "{}", 400, "timeout"},
 		{"too long a list", "GET", "actions?limit=201", "", 400, "limit"},
 		{"a negative skip", "GET", "activations?skip=-1", "", 400, "skip"},

@@ -22,7 +22,7 @@ func (s soon) Window(*pool.Idles) pool.Window {
 
 func newForeseeing(t *testing.T, after time.Duration) (c *client, started chan *api.StartRequest) {
 	c = newClientOf(t, Config{
-		Blocking: 5 * time.Second,
+		Blocking: time.Minute,
 		Pool: pool.Config{KeepAlive: time.Minute, Wait: 5 * time.Second, Start: time.Minute,
 			Policy: soon(after)},
 	})

@@ -139,7 +139,7 @@ type client struct {
 
 func newClient(t testing.TB) *client {
 	t.Helper()
-	return newClientOf(t, Config{Blocking: 5 * time.Second,
+	return newClientOf(t, Config{Blocking: time.Minute,
 		Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute, Start: time.Minute}})
 }
 

@@ -173,6 +173,9 @@ func TestOutcomes(t *testing.T) {
 		t.Run(o.about, func(t *testing.T) {
 			c := newClient(t)
 			c.node.start, c.node.run = o.start, o.run
+			if o.status == 503 { // the caller may wait for better times
+				c.api.cfg.Blocking = 5 * time.Second
+			}
 			c.put("hello")
 			got := c.do("POST", "actions/hello?blocking=true", "{}")
 			if got.StatusCode != o.status || !strings.Contains(string(got.body), o.says) {

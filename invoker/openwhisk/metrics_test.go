@@ -19,7 +19,7 @@ import (
 // call leaves none.
 func TestAColdStartLeavesATrace(t *testing.T) {
 	seen := tracetest.NewSpanRecorder()
-	c := newClientOf(t, Config{Blocking: 5 * time.Second,
+	c := newClientOf(t, Config{Blocking: time.Minute,
 		Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute, Start: time.Minute},
 		Tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(seen),
 			sdk.WithIDGenerator(timeline.IDs{})).Tracer("test")})

@@ -28,7 +28,7 @@ func (c *client) promises() []store.Accepted {
 }
 
 func patient(s store.Store) Config {
-	return Config{Store: s, Invoker: "one", Blocking: 5 * time.Second,
+	return Config{Store: s, Invoker: "one", Blocking: time.Minute,
 		Pool: pool.Config{KeepAlive: time.Minute, Wait: time.Minute, Start: time.Minute}}
 }
 

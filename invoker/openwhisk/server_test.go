@@ -82,7 +82,7 @@ func TestSlowClientsAreDropped(t *testing.T) {
 	c := newClient(t)
 	address := c.serve(func(s *http.Server) { s.ReadHeaderTimeout = 100 * time.Millisecond })
 	dropped(t, c.dial(address, "GET /api/v1 HTTP/1.1\r\n"))
-	address = c.serve(func(s *http.Server) { s.ReadTimeout = time.Second })
+	address = c.serve(func(s *http.Server) { s.ReadTimeout = 3 * time.Second })
 	if got := dropped(t, c.dial(address, c.head("PUT", "actions/a", 1000)+
 		"{")); !strings.HasPrefix(got, "HTTP/1.1 400 ") {
 		t.Errorf("a body that never came: %.100q", got)
