@@ -33,7 +33,7 @@ func upApart(t *testing.T, flags ...string) *apart {
 	dir := reachable(t)
 	a := &apart{dir: filepath.Join(dir, "state"), run: filepath.Join(dir, "run"),
 		metrics: listenLater(t)}
-	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", a.run).Run() }) // also if `up` fails
+	downAfter(t, a.run)
 	must(t, append([]string{"up", "--sandbox", "sim", "--invoker-user", nobody, "--run-dir", a.run,
 		"--state-dir", a.dir,
 		"--metrics", a.metrics}, flags...)...)

@@ -32,7 +32,8 @@ func TestANodeJoinsACluster(t *testing.T) {
 	 "parameters":[],"limits":{"timeout":60000,"memory":128,"logs":10,"concurrency":1},"version":"0.0.1","publish":false,"annotations":[],
 	 "updated":1700000000000,"entityType":"action"}`, nil)
 	run := filepath.Join(t.TempDir(), "run")
-	start(t, fastiov(t, "agent", "--sandbox", "sim", "--run-dir", run, "--metrics", listenLater(t)))
+	start(t, fastiov(t, "agent", "--sandbox", "sim", "--run-dir", run, "--state-dir", t.TempDir(),
+		"--metrics", listenLater(t)))
 	node := fastiov(t, "invoker", "--run-dir", run, "--bus", "kafka://"+kafka.ListenAddrs()[0],
 		"--invoker-id", "7",
 		"--metrics", "", "--couchdb", "http://"+couchtest.User+"@"+db.URL.Host+db.URL.Path,

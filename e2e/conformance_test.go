@@ -87,10 +87,8 @@ const gateway = "gateway"
 func conformingNode(t *testing.T, hub string) (kubeconfig string) {
 	dir := shortDir(t)
 	run, state := filepath.Join(dir, "run"), filepath.Join(dir, "state")
-	t.Cleanup(func() {
-		_ = fastiov(t, "down", "--run-dir", run).Run()
-		nothingOf(t, run)
-	})
+	t.Cleanup(func() { nothingOf(t, run) })
+	downAfter(t, run)
 	must(t, "up", "--sandbox", "containerd", "--metrics", "", "--image-registries", hub,
 		"--run-dir", run, "--state-dir", state)
 	text := must(t, "kubeconfig", "--run-dir", run, "--state-dir", state)

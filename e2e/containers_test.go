@@ -95,7 +95,7 @@ func functionsInContainers(t *testing.T, before func(), behind func(run string),
 	dir := shortDir(t)
 	run := filepath.Join(dir, "run")
 	node := []string{"--run-dir", run, "--state-dir", filepath.Join(dir, "state")}
-	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", run).Run() })
+	downAfter(t, run)
 	said := must(t, slices.Concat([]string{"up", "--sandbox", "containerd"}, flags, node)...)
 	if !strings.Contains(said, "containers, which share this machine's kernel") {
 		t.Errorf("up does not say that sandboxes are containers: %s", said)
@@ -287,7 +287,7 @@ func kills(t *testing.T, own bool) {
 		k.startContainerd()
 		t.Cleanup(k.killContainerd)
 	}
-	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", k.run).Run() })
+	downAfter(t, k.run)
 	k.startAgent()
 	for n := range 4 {
 		k.agent.start(k.request(fmt.Sprint("stays-", n)))

@@ -55,9 +55,9 @@ func TestACrashBreaksNoPromise(t *testing.T) {
 			// a stall in which calls give up waiting for Redis, and a crash as soon as a caller was
 			// refused
 			func() {
-				from, before := time.Now().Add(-time.Second), c.toldNo()
+				from, before := c.losesFrom(c.invokers...), c.toldNo()
 				server.Stop(t)
-				for end := from.Add(13 * time.Second); c.toldNo() == before &&
+				for end := time.Now().Add(12 * time.Second); c.toldNo() == before &&
 					time.Now().Before(end); {
 					time.Sleep(time.Millisecond)
 				}
@@ -67,7 +67,7 @@ func TestACrashBreaksNoPromise(t *testing.T) {
 				c.kills = append(c.kills, crash{from, time.Now()})
 				server.Continue(t)
 				for _, w := range c.invokers {
-					w.start()
+					c.start(w)
 				}
 			},
 			func() {
@@ -139,7 +139,7 @@ func (c *crashes) invoker(node ...string) {
 		filepath.Join(c.dir, "run"+n),
 		"--state-dir", state, "--metrics", "", "--store", c.store}
 	w.name = c.name()
-	w.start()
+	c.start(w)
 	c.t.Cleanup(w.kill)
 	c.invokers = append(c.invokers, w)
 }
@@ -152,23 +152,44 @@ func (c *crashes) name() string {
 func (c *crashes) any() *whisk { return c.invokers[c.random.IntN(len(c.invokers))] }
 
 func (c *crashes) crash(w *whisk) {
+	from := c.losesFrom(w)
 	w.kill()
-	now := time.Now()
-	// far more than the window, because this machine may be busy
-	c.kills = append(c.kills, crash{now.Add(-time.Second), now})
+	c.kills = append(c.kills, crash{from, time.Now()})
+}
+
+// losesFrom returns from when on a crash of these invokers now may lose records. A promise proves
+// that the disk takes what came before, and a disk may stall after it.
+func (c *crashes) losesFrom(invokers ...*whisk) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	from := time.Now()
+	for _, w := range invokers {
+		if w.promised.Before(from) {
+			from = w.promised
+		}
+	}
+	return from.Add(-time.Second) // far more than the window, because this machine may be busy
+}
+
+// start starts an invoker, which has promised nothing yet.
+func (c *crashes) start(w *whisk) {
+	c.mu.Lock()
+	w.promised = time.Now()
+	c.mu.Unlock()
+	w.start()
 }
 
 func (c *crashes) kill() {
 	w := c.any()
 	c.crash(w)
-	w.start()
+	c.start(w)
 }
 
 func (c *crashes) rename() {
 	w := c.any()
 	c.crash(w)
 	w.name = c.name()
-	w.start()
+	c.start(w)
 }
 
 // twins gives one invoker the other's name. It then refuses every caller until it gets a new name.
@@ -176,7 +197,7 @@ func (c *crashes) twins() {
 	first, second := c.invokers[0], c.invokers[1]
 	c.crash(second)
 	second.name = first.name
-	second.start()
+	c.start(second)
 	for late := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		if _, status := first.invoke(c.t.Context(),
 			"single?blocking=true", "{}"); status == http.StatusServiceUnavailable {
@@ -188,7 +209,7 @@ func (c *crashes) twins() {
 	}
 	c.crash(first)
 	first.name = c.name()
-	first.start()
+	c.start(first)
 }
 
 // callWhile makes at least that many calls, lets all of happens happen meanwhile in some order, and
@@ -204,17 +225,21 @@ func (c *crashes) callWhile(happens ...func()) {
 	c.invokers[0].put("single", helloAction)
 	c.invokers[0].put("chain", `{"exec":{"kind":"sequence","components":["single","single"]}}`)
 	for _, w := range c.invokers { // an invoker may learn of it later
-		for w.call(t.Context(), "GET", "actions/chain", "", new(any)) != http.StatusOK {
-			time.Sleep(time.Millisecond)
+		for late := time.Now().Add(2 * time.Minute); w.call(t.Context(), "GET", "actions/chain", "",
+			new(any)) != http.StatusOK; time.Sleep(time.Millisecond) {
+			if time.Now().After(late) {
+				c.fatal("an invoker does not learn of an action")
+			}
 		}
 	}
 	var next, most atomic.Int64 // next counts calls; at most most of them may be answered so far
 	var over atomic.Bool
 	var callers sync.WaitGroup
+	t.Cleanup(callers.Wait) // they end with the test, also where it fails
 	for caller := range 32 {
 		random := rand.New(rand.NewPCG(c.seed, uint64(caller+1)))
 		callers.Go(func() {
-			for !over.Load() || c.done.Load() < calls {
+			for t.Context().Err() == nil && (!over.Load() || c.done.Load() < calls) {
 				if c.done.Load() < most.Load() {
 					c.call(next.Add(1), random)
 				}
@@ -228,8 +253,11 @@ func (c *crashes) callWhile(happens ...func()) {
 	for _, happen := range happens {
 		at := c.done.Load() + calls/int64(len(happens)+1)
 		most.Store(at + calls/4)
-		for c.done.Load() < at {
-			time.Sleep(time.Millisecond)
+		for late := time.Now().Add(2 * time.Minute); c.done.Load() < at; time.Sleep(
+			time.Millisecond) {
+			if time.Now().After(late) {
+				c.fatal(fmt.Sprintf("%d calls are answered, not %d", c.done.Load(), at))
+			}
 		}
 		happen()
 	}
@@ -237,6 +265,16 @@ func (c *crashes) callWhile(happens ...func()) {
 	most.Store(math.MaxInt64)
 	callers.Wait()
 	c.judge()
+}
+
+// fatal ends the test with what the invokers have said.
+func (c *crashes) fatal(why string) {
+	c.t.Helper()
+	for _, w := range c.invokers {
+		w.kill()
+		why += fmt.Sprintf("\n%s said:\n%s", w.name, w.said.String())
+	}
+	c.t.Fatal(why)
 }
 
 func (c *crashes) toldNo() int {
@@ -269,6 +307,9 @@ func (c *crashes) call(n int64, random *rand.Rand) {
 	switch status {
 	case http.StatusAccepted:
 		c.promised = append(c.promised, id)
+		if asked.After(w.promised) {
+			w.promised = asked
+		}
 		c.done.Add(1)
 	case http.StatusOK, http.StatusInternalServerError: // 500: its code could not be read
 		c.answered[id] = answer{asked, time.Now()}
@@ -334,6 +375,9 @@ type whisk struct {
 	metrics string
 	args    []string
 	cmd     *exec.Cmd
+	said    *bytes.Buffer // by cmd; read it when cmd has ended
+	// when the last call was asked for that it promised since its start, or its start
+	promised time.Time
 }
 
 func (w *whisk) start() {
@@ -344,8 +388,8 @@ func (w *whisk) start() {
 		w.t.Fatal(err)
 	}
 	defer ready.Close()
-	var said bytes.Buffer
-	w.cmd.Stderr, w.cmd.ExtraFiles, w.cmd.Env = &said, []*os.File{theirs},
+	w.said = new(bytes.Buffer)
+	w.cmd.Stderr, w.cmd.ExtraFiles, w.cmd.Env = w.said, []*os.File{theirs},
 		append(w.cmd.Env, readyFD+"=3")
 	if err := w.cmd.Start(); err != nil {
 		w.t.Fatal(err)
@@ -353,7 +397,7 @@ func (w *whisk) start() {
 	theirs.Close()
 	if n, err := ready.Read(make([]byte, 1)); n == 0 {
 		_ = w.cmd.Wait()
-		w.t.Fatalf("the invoker is not ready: %v\n%s", err, said.String())
+		w.t.Fatalf("the invoker is not ready: %v\n%s", err, w.said.String())
 	}
 }
 

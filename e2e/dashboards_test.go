@@ -386,20 +386,27 @@ func (s *scene) traced(file, title string, q dashboards.Target, values *strings.
 			"start": {fmt.Sprint(now.Add(-time.Minute).UnixMicro())}, "end": {fmt.Sprint(now.UnixMicro())},
 		}.Encode()
 	}
-	resp, err := http.Get("http://" + s.traces + "/api/traces" + path)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var answer struct {
-		Data []struct {
-			Spans []struct{ OperationName string }
+	// traces are batched for a second
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		resp, err := http.Get("http://" + s.traces + "/api/traces" + path)
+		if err != nil {
+			s.t.Fatal(err)
 		}
-	}
-	if err := json.NewDecoder(resp.Body).Decode(&answer); err != nil || len(answer.Data) == 0 ||
-		len(answer.Data[0].Spans) < 10 {
-		s.t.Errorf("%s, %q: no trace with the stages of a cold start (%v, HTTP %d, %+v)", file,
-			title, err, resp.StatusCode, answer)
+		var answer struct {
+			Data []struct {
+				Spans []struct{ OperationName string }
+			}
+		}
+		err = json.NewDecoder(resp.Body).Decode(&answer)
+		resp.Body.Close()
+		if err == nil && len(answer.Data) > 0 && len(answer.Data[0].Spans) >= 10 {
+			return
+		}
+		if time.Now().After(end) {
+			s.t.Errorf("%s, %q: no trace with the stages of a cold start (%v, HTTP %d, %+v)", file,
+				title, err, resp.StatusCode, answer)
+			return
+		}
 	}
 }
 

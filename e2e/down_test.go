@@ -12,7 +12,7 @@ import (
 // `down` waits no longer than it is told for an agent that hangs, and `down --force` ends that
 // agent and its invoker.
 func TestDownEndsAnAgentThatHangs(t *testing.T) {
-	a := upApart(t)
+	a := upApart(t, "--listen", "127.0.0.1:0")
 	agent, process := serverOf(t, filepath.Join(a.run, nodeSocket))
 	invoker, theirs := serverOf(t, filepath.Join(a.run, invokerSocket))
 	// of a start that was killed before its record was written

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/fastiov/fastiov/node-agent/api"
 )
 
 // The tests run in a process of their own, which a watcher starts. Every process that they leave
@@ -65,7 +67,7 @@ func watch() int {
 			running = false
 		}
 	}
-	patience := 30 * time.Second // a process that was told to end may take a while
+	patience := api.UndoWithin + 20*time.Second // for a process that was told to end
 	if os.Getenv(leaving) != "" {
 		patience = 0
 	}

@@ -47,7 +47,7 @@ func upForLoad(t *testing.T, start time.Duration) *target {
 	dir := t.TempDir()
 	x := &target{t: t, k6: k6, metrics: listenLater(t)}
 	listen, run := listenLater(t), filepath.Join(dir, "run")
-	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", run).Run() })
+	downAfter(t, run)
 	must(t, "up", "--sandbox", "sim", "--sim-start", start.String(), "--run-dir", run,
 		"--state-dir", dir, "--listen", listen, "--metrics", x.metrics)
 	key, err := openwhisk.LoadKey(listen, "")

@@ -81,6 +81,16 @@ func must(t *testing.T, args ...string) string {
 	return out.String()
 }
 
+// downAfter has `down` end what is up in a run directory when the test ends, also if `up` fails.
+func downAfter(t *testing.T, run string) {
+	t.Helper()
+	t.Cleanup(func() {
+		if out, err := fastiov(t, "down", "--run-dir", run).CombinedOutput(); err != nil {
+			t.Errorf("fastiov down: %v\n%s", err, out)
+		}
+	})
+}
+
 // Bad input and bad hosts each end in one line that says what is wrong and why, and leave nothing
 // behind.
 func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {

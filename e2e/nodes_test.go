@@ -105,6 +105,7 @@ func TestOneInvokerAndTwoNodes(t *testing.T) {
 		address := listenLater(t)
 		background(t, append([]string{"agent", "--sandbox", "sim", "--run-dir",
 			filepath.Join(dir, name), "--state-dir", dir,
+			"--sim-start", "5s", // all calls arrive before one is done
 			"--metrics", "", "--memory", "1024", "--node-listen", address}, trust...)...)
 		nodes = append(nodes, "--node", address)
 	}

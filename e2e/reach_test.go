@@ -17,7 +17,7 @@ import (
 func TestASandboxIsReached(t *testing.T) {
 	run := t.TempDir()
 	agent := fastiov(t, "agent", "--sandbox", "sim", "--sim-start", "0", "--run-dir", run,
-		"--metrics", "")
+		"--state-dir", t.TempDir(), "--metrics", "")
 	start(t, agent)
 	waitForSocket(t, run)
 	node, hangUp, err := api.Dial(filepath.Join(run, "node.sock"), nil)

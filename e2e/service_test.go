@@ -33,7 +33,7 @@ func TestAServiceInAContainer(t *testing.T) {
 		image, hub := pushService(t)
 		dir := shortDir(t)
 		run, address := filepath.Join(dir, "run"), "127.0.0.1:3233"
-		t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", run).Run() })
+		downAfter(t, run)
 		must(t, "up", "--sandbox", "containerd", "--metrics", "", "--run-dir", run, "--state-dir",
 			filepath.Join(dir, "state"), "--listen", address, "--keep-alive", "2s",
 			"--image-registries", hub)

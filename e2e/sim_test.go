@@ -40,7 +40,7 @@ func TestALifeInSimulation(t *testing.T) {
 	dir := t.TempDir()
 	run := filepath.Join(dir, "run")
 	metrics := listenLater(t)
-	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", run).Run() })
+	downAfter(t, run)
 	must(t, "up", "--sandbox", "sim", "--run-dir", run, "--state-dir", dir,
 		"--listen", "127.0.0.1:0", "--metrics", metrics)
 
@@ -214,7 +214,7 @@ func endpoint(t *testing.T) (url, secureURL, key string, flags []string) {
 	listen, secure := listenLater(t), listenLater(t)
 	flags = []string{"--run-dir", filepath.Join(dir, "run"), "--state-dir",
 		filepath.Join(dir, "state")}
-	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", filepath.Join(dir, "run")).Run() })
+	downAfter(t, filepath.Join(dir, "run"))
 	must(t, append([]string{"up", "--sandbox", "sim", "--listen", listen, "--https", secure,
 		"--metrics", listenLater(t)}, flags...)...)
 	guest, err := openwhisk.LoadKey(listen, "")

@@ -17,7 +17,7 @@ func TestTheSamplesCanBeFetched(t *testing.T) {
 	}
 	dir := t.TempDir()
 	run, at := filepath.Join(dir, "run"), listenLater(t)
-	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", run).Run() })
+	downAfter(t, run)
 	must(t, "up", "--sandbox", "sim", "--run-dir", run, "--state-dir", dir,
 		"--listen", "127.0.0.1:0", "--metrics", "", "--storage", at)
 	said := must(t, "storage", "samples", "http://"+at)

@@ -77,7 +77,7 @@ func TestUsers(t *testing.T) {
 	wrong("exists already", "create", "ann")
 
 	address := listenLater(t)
-	t.Cleanup(func() { _ = fastiov(t, "down", "--run-dir", filepath.Join(dir, "run")).Run() })
+	downAfter(t, filepath.Join(dir, "run"))
 	must(t, append([]string{"up", "--sandbox", "sim", "--listen", address, "--metrics", ""},
 		flags...)...)
 	if status, namespaces := opens(t, address, ann); status != 200 || len(namespaces) != 1 ||
