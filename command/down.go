@@ -73,14 +73,13 @@ func downCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if _, err := endRecorded(ctx, *runDir); err != nil { // what the agent could not end
-			return err
+		if _, err = endRecorded(ctx, *runDir); err == nil { // what the agent could not end
+			fmt.Fprintln(out, "fastiov is down")
 		}
-		fmt.Fprintln(out, "fastiov is down")
 		if undo {
-			return vf.Undo(vf.Config{Run: *runDir})
+			err = errors.Join(err, vf.Undo(vf.Config{Run: *runDir}))
 		}
-		return nil
+		return err
 	}
 	return cmd
 }

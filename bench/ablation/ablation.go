@@ -128,7 +128,8 @@ type Bench struct {
 }
 
 // Orders returns the rounds in the order in which they are played. In each round another arm comes
-// first.
+// first, and every second round goes backwards: an arm may find the machine's memory as the one
+// before it left that, so none always follows the same.
 func (b *Bench) Orders() (orders []Order) {
 	for number := 1; number <= b.Rounds; number++ {
 		for _, n := range b.N {
@@ -142,9 +143,13 @@ func (b *Bench) Orders() (orders []Order) {
 
 // turns returns an order of each arm and function.
 func (b *Bench) turns(order Order) (orders []Order) {
+	first, step := order.Number-1, 1
+	if order.Number%2 == 0 {
+		step = len(b.Arms) - 1
+	}
 	for _, function := range b.Functions {
 		for i := range b.Arms {
-			a := b.Arms[(i+order.Number-1)%len(b.Arms)]
+			a := b.Arms[(first+i*step)%len(b.Arms)]
 			if b.Skip == nil || !b.Skip(a, function) {
 				order.Arm, order.Function = a.String(), function
 				orders = append(orders, order)

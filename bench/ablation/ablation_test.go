@@ -83,6 +83,22 @@ func TestRoundsOfAllArmsTakeTurns(t *testing.T) {
 	}
 }
 
+func TestNoArmAlwaysFollowsTheSame(t *testing.T) {
+	b := benchOf(t, "", nil)
+	b.N, b.MemoryMiB, b.Rounds = b.N[:1], b.MemoryMiB[:1], 6
+	orders, follows := b.Orders(), map[string]int{}
+	for i, o := range orders[1:] {
+		if o.Number == orders[i].Number {
+			follows[orders[i].Arm+", "+o.Arm]++
+		}
+	}
+	for pair, times := range follows {
+		if len(follows) != 6 || times != 2 {
+			t.Errorf("%d pairs; %s: %d times", len(follows), pair, times)
+		}
+	}
+}
+
 // What was measured is not measured again, and a round whose line was cut short is.
 func TestAnInterruptedAblationGoesOn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "rounds.jsonl")

@@ -50,6 +50,7 @@ type fake struct {
 	held   chan struct{} // starts are over when it says so; nil: at once
 	silent atomic.Bool   // it answers nothing
 	hangs  atomic.Bool   // its programs answer nothing
+	adopts atomic.Bool   // it is adopting all that lives
 
 	renews atomic.Pointer[renews] // nil: it renews no files
 }
@@ -99,7 +100,17 @@ func (f *fake) Status(ctx context.Context, _ *node.StatusRequest) (*node.StatusR
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	return &node.StatusReply{MemoryMib: 1 << 19}, nil
+	reply := &node.StatusReply{MemoryMib: 1 << 19}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id := range f.live {
+		state := "ready"
+		if f.adopts.Load() {
+			state = "adopting"
+		}
+		reply.Sandboxes = append(reply.Sandboxes, &node.Sandbox{Id: id, State: state})
+	}
+	return reply, nil
 }
 
 func (f *fake) Connect(s grpc.BidiStreamingServer[node.ConnectRequest, node.ConnectReply]) error {

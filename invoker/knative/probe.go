@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -158,12 +159,15 @@ func isLate(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded
 }
 
-// answers reports whether a sandbox's node itself answers within a time.
+// answers reports whether a sandbox's node itself answers within a time, and has adopted the
+// sandbox: until then it has calls wait.
 func answers(ctx context.Context, s pool.Sandbox, within time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	_, err := s.Client.Status(ctx, &node.StatusRequest{Brief: true})
-	return err == nil
+	reply, err := s.Client.Status(ctx, &node.StatusRequest{})
+	return err == nil && !slices.ContainsFunc(reply.Sandboxes, func(held *node.Sandbox) bool {
+		return held.Id == s.ID && held.State == "adopting"
+	})
 }
 
 // saidOf returns what an error says of a sandbox without its name and the code of its node's

@@ -98,6 +98,23 @@ func TestASilentNodeSaysNothing(t *testing.T) {
 	h.until("it rests for its program", func() bool { return ready() == 0 })
 }
 
+// A sandbox that its node is adopting is not judged by a probe that waits for that.
+func TestWhatIsBeingAdoptedIsNotJudged(t *testing.T) {
+	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+	defer leave()
+	ready := h.probed()
+	h.node.adopts.Store(true)
+	h.node.hangs.Store(true)
+	for until := time.Now().Add(8 * time.Second); time.Now().Before(until); {
+		if ready() != 1 {
+			t.Fatal("it rests while it is being adopted")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	h.node.adopts.Store(false)
+	h.until("it rests for its program", func() bool { return ready() == 0 })
+}
+
 // A sandbox that rests is not given up for a Secret that another one would lack.
 func TestARestingSandboxIsKeptWithoutItsSecret(t *testing.T) {
 	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())

@@ -59,13 +59,23 @@ func (s *state) leaveIdle(now time.Time) (left []Left) {
 // meet takes in what a node held when the pool met it: what the pool before it left there, if it is
 // as it was left. All else ends.
 func (p *Pool) meet(s *state, n *node, held []*api.Sandbox, now time.Time) {
-	for _, h := range held {
-		l, known := s.left[[2]string{n.name, h.Id}]
-		if !known || !l.becomes(h) || !s.takeOver(n, l, now) {
-			p.stop(n, h.Id)
+	for _, adopting := range []bool{true, false} { // the last of a group is called first
+		for _, h := range held {
+			if (h.State == "adopting") != adopting {
+				continue
+			}
+			l, known := s.left[[2]string{n.name, h.Id}]
+			if !known || !l.becomes(h) || !s.takeOver(n, l, now) {
+				p.stop(n, h.Id)
+			}
 		}
 	}
-	maps.DeleteFunc(s.left, func(at [2]string, _ Left) bool { return at[0] == n.name })
+	s.unleave(func(l Left) bool { return l.Node == n.name })
+}
+
+// unleave forgets what was left.
+func (s *state) unleave(which func(Left) bool) {
+	maps.DeleteFunc(s.left, func(_ [2]string, l Left) bool { return which(l) })
 }
 
 // becomes takes in how the node has a sandbox now, and returns whether that may be what was left
@@ -93,6 +103,7 @@ func (s *state) takeOver(n *node, l Left, now time.Time) bool {
 	}
 	b := s.newBox(l.Sandbox, n, g, nil, now)
 	s.started(b, outcome{}, now)
+	b.begun = time.Time{} // long ago: where it is not adopted, its program is not to blame
 	if l.Paused {
 		b.move(paused, now)
 		s.file(b, now)

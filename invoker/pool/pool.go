@@ -349,12 +349,16 @@ func (p *Pool) count(demand Demand, of func(*group) int) int {
 // Retire ends the group's sandboxes: the idle ones now, the others after what they run. It keeps
 // none any more.
 func (p *Pool) Retire(group string) {
-	p.happen(func(s *state, now time.Time) { s.retire(maps.Values(s.named[group]), now) })
+	p.happen(func(s *state, now time.Time) {
+		s.unleave(func(l Left) bool { return l.Group == group })
+		s.retire(maps.Values(s.named[group]), now)
+	})
 }
 
 // RetireAll does that with all groups of a namespace.
 func (p *Pool) RetireAll(namespace string) {
 	p.happen(func(s *state, now time.Time) {
+		s.unleave(func(l Left) bool { return l.Namespace == namespace })
 		s.retire(func(yield func(*group) bool) {
 			for k, g := range s.groups {
 				if k.namespace == namespace && !yield(g) {

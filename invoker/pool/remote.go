@@ -95,6 +95,9 @@ func (p *Pool) look(n *node) {
 		return
 	}
 	p.happen(func(s *state, now time.Time) {
+		if s.closed { // what the node has is left to the next pool
+			return
+		}
 		if err != nil {
 			s.silent(n, n.name+": "+status.Convert(err).Message(), now)
 			n.to.ask() // soon
@@ -109,7 +112,10 @@ func (p *Pool) look(n *node) {
 		}
 		n.orphans = nil
 	})
-	n.to.met = met || err == nil
+	if err == nil && !met {
+		n.to.met = true
+		_ = p.findEnded(ctx, n) // what ended while the node answered, and was not known here yet
+	}
 }
 
 // viewOf returns what the node can hold: memory, and as many sandboxes as it has VFs in order,

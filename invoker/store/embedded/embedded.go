@@ -1,10 +1,10 @@
 // Package embedded is a store in one file, for one invoker, with nothing to start.
 //
 // One goroutine writes. It puts everything that waits into one transaction: changes of documents,
-// promises and finished records. So all waiting callers share one fsync, but for large code, of
-// which a transaction writes one. A record waits most of a window for others, or goes with the next
-// call that waits. Readers use the previous transaction at the same time, and add the records that
-// are still pending.
+// promises and finished records. So all waiting callers share one fsync, but those with large code,
+// of which a transaction writes one. A record waits most of a window for others, or goes with the
+// next call that waits. Readers use the previous transaction at the same time, and add the records
+// that are still pending.
 //
 // Records are kept in blocks (block.go) and found by walking the heads of blocks (search.go). When
 // the room for records is used up, the namespaces that hold most lose their oldest ones (share.go).
@@ -23,7 +23,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -159,20 +158,25 @@ func (s *Store) write() {
 // large is code that takes the disk so long that others notice it.
 const large = 1 << 20
 
-// take returns the calls for the next transaction: all that wait, or as far as the first that
-// writes large code, so that others wait for one of these and not for many.
+// take returns the calls for the next transaction: all that wait, but code only as far as that is
+// not large together, or one that is by itself. So what writes none waits for one large code at
+// most.
 func (s *Store) take() (calls []*call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := len(s.calls)
-	if at := slices.IndexFunc(s.calls, func(c *call) bool { return c.code >= large }); at >= 0 {
-		n = at + 1
+	var later []*call
+	code := 0
+	for _, c := range s.calls {
+		if wanted := c.ctx.Err() == nil; wanted && c.code > 0 && code > 0 && code+c.code > large {
+			later = append(later, c)
+			continue
+		} else if wanted {
+			code += c.code
+		}
+		calls = append(calls, c)
 	}
-	calls, s.calls = s.calls[:n:n], s.calls[n:]
-	if len(s.calls) > 0 {
+	if s.calls = later; len(later) > 0 {
 		s.wake()
-	} else {
-		s.calls = nil
 	}
 	return calls
 }

@@ -131,14 +131,16 @@ func (g group) processes() []string {
 	return strings.Fields(g.read(folder, "cgroup.procs"))
 }
 
-// awaitEnd waits for the processes in the cgroup, which have been told to end.
+// awaitEnd waits for the processes in the cgroup, which have been told to end, and kills those that
+// stay.
 func (g group) awaitEnd() {
 	for until := time.Now().Add(killWithin); time.Now().Before(until); {
 		if len(g.processes()) == 0 {
 			return
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(10 * time.Millisecond)
 	}
+	g.kill() // containerd has lost it
 }
 
 // freeze stops the processes in a cgroup of version 1, so that none is born, and none ends and
