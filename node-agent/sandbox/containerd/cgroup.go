@@ -131,16 +131,14 @@ func (g group) processes() []string {
 	return strings.Fields(g.read(folder, "cgroup.procs"))
 }
 
-// awaitEnd waits for the processes in the cgroup, which have been told to end, and kills those that
-// stay.
+// awaitEnd waits for the processes in the cgroup, which have been told to end.
 func (g group) awaitEnd() {
 	for until := time.Now().Add(killWithin); time.Now().Before(until); {
 		if len(g.processes()) == 0 {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(time.Millisecond)
 	}
-	g.kill() // containerd has lost it
 }
 
 // freeze stops the processes in a cgroup of version 1, so that none is born, and none ends and
