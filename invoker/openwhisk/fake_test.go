@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -27,7 +28,12 @@ import (
 	"github.com/fastiov/fastiov/node-agent/api"
 )
 
-func TestMain(m *testing.M) { leaks.Main(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(madeFull) != "" {
+		makeFull()
+	}
+	leaks.Main(m)
+}
 
 // fakeNode answers /run with run, and keeps what it was asked.
 type fakeNode struct {
