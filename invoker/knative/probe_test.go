@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -80,39 +81,29 @@ func TestAProgramThatIsNotReadyRests(t *testing.T) {
 	}
 }
 
-// While a node answers nothing, that a probe is late says nothing of the program; while it answers,
-// it does.
-func TestASilentNodeSaysNothing(t *testing.T) {
-	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
-	defer leave()
-	ready := h.probed()
-	h.node.silent.Store(true)
-	for until := time.Now().Add(8 * time.Second); time.Now().Before(until); {
-		if ready() != 1 {
-			t.Fatal("it rests for a node that is silent")
-		}
-		time.Sleep(10 * time.Millisecond)
+// While a node answers nothing, or is adopting the sandbox, that a probe is late says nothing of
+// the program; afterwards it does.
+func TestABusyNodeSaysNothing(t *testing.T) {
+	for name, busy := range map[string]func(*fake) *atomic.Bool{
+		"silent":   func(f *fake) *atomic.Bool { return &f.silent },
+		"adopting": func(f *fake) *atomic.Bool { return &f.adopts },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
+			defer leave()
+			ready := h.probed()
+			busy(h.node).Store(true)
+			h.node.hangs.Store(true)
+			for until := time.Now().Add(8 * time.Second); time.Now().Before(until); {
+				if ready() != 1 {
+					t.Fatalf("it rests for a node that is %s", name)
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			busy(h.node).Store(false)
+			h.until("it rests for its program", func() bool { return ready() == 0 })
+		})
 	}
-	h.node.silent.Store(false)
-	h.node.hangs.Store(true)
-	h.until("it rests for its program", func() bool { return ready() == 0 })
-}
-
-// A sandbox that its node is adopting is not judged by a probe that waits for that.
-func TestWhatIsBeingAdoptedIsNotJudged(t *testing.T) {
-	h, leave := newHouse(t, filepath.Join(t.TempDir(), "store"), access.NewKey())
-	defer leave()
-	ready := h.probed()
-	h.node.adopts.Store(true)
-	h.node.hangs.Store(true)
-	for until := time.Now().Add(8 * time.Second); time.Now().Before(until); {
-		if ready() != 1 {
-			t.Fatal("it rests while it is being adopted")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	h.node.adopts.Store(false)
-	h.until("it rests for its program", func() bool { return ready() == 0 })
 }
 
 // A sandbox that rests is not given up for a Secret that another one would lack.

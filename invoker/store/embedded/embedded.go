@@ -159,20 +159,23 @@ func (s *Store) write() {
 const large = 1 << 20
 
 // take returns the calls for the next transaction: all that wait, but code only as far as that is
-// not large together, or one that is by itself. So what writes none waits for one large code at
-// most.
+// not large together, or one that is by itself. So what writes none waits for two large codes at
+// most: one under way, and one in its own transaction.
 func (s *Store) take() (calls []*call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var later []*call
 	code := 0
 	for _, c := range s.calls {
-		if wanted := c.ctx.Err() == nil; wanted && c.code > 0 && code > 0 && code+c.code > large {
+		writes := c.code
+		if c.ctx.Err() != nil { // nobody waits for it any more
+			writes = 0
+		}
+		if writes > 0 && code > 0 && code+writes > large {
 			later = append(later, c)
 			continue
-		} else if wanted {
-			code += c.code
 		}
+		code += writes
 		calls = append(calls, c)
 	}
 	if s.calls = later; len(later) > 0 {

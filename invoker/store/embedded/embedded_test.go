@@ -33,7 +33,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// Promises wait for one neighbour's code, not for that of all, wherever they stand in line.
+// Promises do not wait for the code of all neighbours, wherever they stand in line.
 func TestATransactionHasOneLargeCode(t *testing.T) {
 	gone, leave := context.WithCancel(t.Context())
 	leave()
