@@ -41,11 +41,14 @@ func downCmd() *cobra.Command {
 		ctx, cancel := context.WithTimeout(cmd.Context(), *within)
 		defer cancel()
 		out := cmd.OutOrStdout()
-		if force {
-			if err := endByForce(ctx, *runDir, out); err != nil || !undo {
-				return err
+		undone := func(err error) error { // also where something of a sandbox stays
+			if undo {
+				err = errors.Join(err, vf.Undo(vf.Config{Run: *runDir}))
 			}
-			return vf.Undo(vf.Config{Run: *runDir})
+			return err
+		}
+		if force {
+			return undone(endByForce(ctx, *runDir, out))
 		}
 		node, hangUp, err := dialNode(*runDir)
 		if errors.Is(err, os.ErrPermission) {
@@ -59,10 +62,7 @@ func downCmd() *cobra.Command {
 				fmt.Fprintln(cmd.ErrOrStderr(),
 					"the testbed stays up: `fastiov testbed down` ends it")
 			}
-			if err := endOrphans(ctx, *runDir, out); err != nil || !undo {
-				return err
-			}
-			return vf.Undo(vf.Config{Run: *runDir})
+			return undone(endOrphans(ctx, *runDir, out))
 		}
 		defer hangUp()
 		err = endNode(ctx, node, *runDir, *within/4, cmd.ErrOrStderr())
@@ -76,10 +76,7 @@ func downCmd() *cobra.Command {
 		if _, err = endRecorded(ctx, *runDir); err == nil { // what the agent could not end
 			fmt.Fprintln(out, "fastiov is down")
 		}
-		if undo {
-			err = errors.Join(err, vf.Undo(vf.Config{Run: *runDir}))
-		}
-		return err
+		return undone(err)
 	}
 	return cmd
 }

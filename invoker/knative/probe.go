@@ -164,7 +164,7 @@ func isLate(err error) bool {
 func answers(ctx context.Context, s pool.Sandbox, within time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	reply, err := s.Client.Status(ctx, &node.StatusRequest{})
+	reply, err := s.Client.Status(ctx, &node.StatusRequest{Brief: true})
 	return err == nil && !slices.ContainsFunc(reply.Sandboxes, func(held *node.Sandbox) bool {
 		return held.Id == s.ID && held.State == "adopting"
 	})

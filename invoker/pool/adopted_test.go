@@ -128,3 +128,37 @@ func TestAPoolThatLeavesStartsNothing(t *testing.T) {
 		}
 	})
 }
+
+// Who is ready comes before who is still being adopted: to a call, and where the group has room for
+// one of them.
+func TestWhoIsReadyComesFirst(t *testing.T) {
+	for _, ids := range [][]string{{"adopting", "ready"}, {"ready", "adopting"}} {
+		for most := range 3 {
+			synctest.Test(t, func(t *testing.T) {
+				n := newFake(adopts(7, ids...))
+				for i, id := range ids {
+					n.status.Sandboxes[i].State = id
+					n.live[id] = true
+				}
+				n.setDeaf(true)
+				p := New(Config{KeepAlive: time.Minute, Wait: time.Minute,
+					Left: []Left{leftBy(ids[0]), leftBy(ids[1])}}, api.Local(n))
+				one := work("a")
+				one.Bounds.Max = most // 0: as many as there is room for
+				var end done
+				over := make(chan struct{})
+				go func() {
+					end = do(p, one)
+					close(over)
+				}()
+				synctest.Wait() // the group is known before the node
+				n.setDeaf(false)
+				<-over
+				if live, _ := n.count(); end.Sandbox != "ready" || most == 1 && live != 1 {
+					t.Errorf("%v, at most %d: %+v, %d live", ids, most, end, live)
+				}
+				p.Close()
+			})
+		}
+	}
+}

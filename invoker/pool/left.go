@@ -59,7 +59,7 @@ func (s *state) leaveIdle(now time.Time) (left []Left) {
 // meet takes in what a node held when the pool met it: what the pool before it left there, if it is
 // as it was left. All else ends.
 func (p *Pool) meet(s *state, n *node, held []*api.Sandbox, now time.Time) {
-	for _, adopting := range []bool{true, false} { // the last of a group is called first
+	for _, adopting := range []bool{false, true} { // a group may have no room for all
 		for _, h := range held {
 			if (h.State == "adopting") != adopting {
 				continue
@@ -67,6 +67,8 @@ func (p *Pool) meet(s *state, n *node, held []*api.Sandbox, now time.Time) {
 			l, known := s.left[[2]string{n.name, h.Id}]
 			if !known || !l.becomes(h) || !s.takeOver(n, l, now) {
 				p.stop(n, h.Id)
+			} else if b := n.boxes[h.Id]; adopting && b.open.in != nil {
+				b.open.jump(b.open.in) // the last of a group is called first
 			}
 		}
 	}

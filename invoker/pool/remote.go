@@ -14,7 +14,10 @@ import (
 type remote struct {
 	api.NodeClient
 	asked chan struct{} // of one: somebody would like to know what the node has now
-	met   bool          // it has answered: what it held before is not ours. Only look uses it
+
+	// Only look uses these.
+	met      bool // it has answered: what it held before is not ours
+	searched bool // what had ended by then is known
 
 	mu     sync.Mutex
 	ctx    context.Context
@@ -112,9 +115,9 @@ func (p *Pool) look(n *node) {
 		}
 		n.orphans = nil
 	})
-	if err == nil && !met {
-		n.to.met = true
-		_ = p.findEnded(ctx, n) // what ended while the node answered, and was not known here yet
+	if n.to.met = met || err == nil; n.to.met && !n.to.searched {
+		// what ended while the node answered was not known here yet
+		n.to.searched = p.findEnded(p.ctx, n) == nil
 	}
 }
 

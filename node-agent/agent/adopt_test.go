@@ -115,6 +115,10 @@ func TestTheAPIServesWhileSandboxesAreAdopted(t *testing.T) {
 				t.Errorf("the first answer: %v", s)
 			}
 		}
+		if brief, _ := a.Status(t.Context(),
+			&api.StatusRequest{Brief: true}); len(brief.GetSandboxes()) != 2 {
+			t.Errorf("the brief answer: %v", brief)
+		}
 		if used, _, _ := a.Starter.Admission.Usage(); used != 256 {
 			t.Errorf("they hold %d MiB", used)
 		}

@@ -58,22 +58,27 @@ func (a *Agent) Status(_ context.Context, req *api.StatusRequest) (*api.StatusRe
 		reply.Express = &api.Express{Bridge: s.Bridge, Answered: s.Answered, Others: s.Others,
 			Tcp: s.TCP, Refused: s.Refused, Packets: s.Packets}
 	}
+	live := a.sandboxesOf(reply, req.Brief)
 	if !req.Brief {
 		if a.Cache != nil {
 			holds, limit := a.Cache()
 			reply.CacheMib, reply.CacheLimitMib = uint64(holds>>20), uint64(limit>>20)
 		}
-		a.detail(reply)
+		reply.Leftovers = a.leftovers(live)
 	}
 	return reply, nil
 }
 
-// detail adds each sandbox, and the leftovers that belong to none.
-func (a *Agent) detail(reply *api.StatusReply) {
-	live := map[string]bool{}
+// sandboxesOf adds each sandbox to a reply, or to a brief one those that are being adopted, and
+// returns the ids of all.
+func (a *Agent) sandboxesOf(reply *api.StatusReply, brief bool) (live map[string]bool) {
+	live = map[string]bool{}
 	a.mu.Lock()
 	for id, e := range a.sandboxes {
 		live[id] = true
+		if brief && e.state != adopting {
+			continue
+		}
 		told := e.status(id)
 		told.Reason = cmp.Or(told.Reason, a.waitsFor(e), e.pulled())
 		reply.Sandboxes = append(reply.Sandboxes, told)
@@ -82,7 +87,7 @@ func (a *Agent) detail(reply *api.StatusReply) {
 	slices.SortFunc(reply.Sandboxes, func(x, y *api.Sandbox) int {
 		return strings.Compare(x.Id, y.Id)
 	})
-	reply.Leftovers = a.leftovers(live)
+	return live
 }
 
 // leftovers returns what belongs to no sandbox, neither to one in live nor to one that is known
