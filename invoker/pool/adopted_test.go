@@ -129,8 +129,8 @@ func TestAPoolThatLeavesStartsNothing(t *testing.T) {
 	})
 }
 
-// A sandbox that is ready comes before one that is being adopted: to a call, and where the group has
-// room for one of them.
+// A sandbox that is ready comes before one that is being adopted: to a call, and where the group
+// has room for one of them.
 func TestWhoIsReadyComesFirst(t *testing.T) {
 	for _, ids := range [][]string{{"adopting", "ready"}, {"ready", "adopting"}} {
 		for most := range 3 {
