@@ -1,6 +1,7 @@
 package command
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -58,16 +59,20 @@ func bringUp(cmd *cobra.Command, c testbed.Config) (*testbed.Host, error) {
 	if err != nil {
 		return nil, err
 	}
+	_, down := testbed.Look(c.Name)
 	host, err := testbed.Up(cmd.Context(), c, cmd.ErrOrStderr())
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(host.Put(cmd.Context(), "fastiov", self),
-		host.PutLauncher(cmd.Context())); err != nil {
-		host.Close()
-		return nil, err
+	err = errors.Join(host.Put(cmd.Context(), "fastiov", self), host.PutLauncher(cmd.Context()))
+	if err == nil {
+		return host, nil
 	}
-	return host, nil
+	host.Close()
+	if down != nil { // before
+		err = errors.Join(err, testbed.Down(context.Background(), c.Name, cmd.ErrOrStderr()))
+	}
+	return nil, err
 }
 
 func testbedRun(name *string) *cobra.Command {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -50,6 +51,26 @@ func TestTheTestbedIsNoNodeOfAnotherRunDirectory(t *testing.T) {
 	}
 	if code, err := host.Run(t.Context(), "true", nil, nil, os.Stderr); err != nil || code != 0 {
 		t.Errorf("the testbed has ended: exit code %d, %v", code, err)
+	}
+}
+
+// A testbed that is booted by a fastiov without its launcher ends again.
+func TestATestbedWithoutALauncherEnds(t *testing.T) {
+	const name = "without-launcher"
+	up := fastiov(t, "testbed", "up", "--name", name, "--memory", "2048")
+	up.Path = filepath.Join(t.TempDir(), "fastiov")
+	if self, err := os.ReadFile(up.Args[0]); err != nil {
+		t.Fatal(err)
+	} else if err := os.WriteFile(up.Path, self, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := up.CombinedOutput(); err == nil ||
+		!strings.Contains(string(said), "fastiov-vmm is missing") {
+		t.Errorf("%v: %s", err, said)
+	}
+	if state, err := testbed.Look(name); err == nil {
+		t.Errorf("it is left: %+v", state)
+		_ = testbed.Down(t.Context(), name, os.Stderr)
 	}
 }
 

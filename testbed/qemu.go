@@ -46,11 +46,13 @@ func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 		a.edu(c.NICs + 1)
 	}
 	a.add("-kernel", img.Kernel, "-initrd", img.Initrd,
-		// no_timer_check: on a busy machine the emulated timer may be late when the kernel checks
-		// it, and then the kernel panics.
+		// A busy machine delays what the kernel measures.
+		// no_timer_check: it finds the emulated timer late, and panics.
+		// tsc=reliable: it finds the TSC wrong, and gives it up. The clocks of nested guests then
+		// stand still while other guests run.
 		"-append",
-		strings.TrimSpace("console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check intel_iommu=on "+
-			"iommu=pt mitigations=off "+c.Append))
+		strings.TrimSpace("console=ttyS0 quiet loglevel=4 panic=-1 no_timer_check tsc=reliable "+
+			"intel_iommu=on iommu=pt mitigations=off "+c.Append))
 	return a
 }
 
