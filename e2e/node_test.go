@@ -22,6 +22,7 @@ import (
 
 	"github.com/fastiov/fastiov/functions"
 	"github.com/fastiov/fastiov/functions/functionstest"
+	"github.com/fastiov/fastiov/node-agent/beside"
 	"github.com/fastiov/fastiov/testbed"
 	"github.com/fastiov/fastiov/testbed/wire"
 )
@@ -54,18 +55,23 @@ func TestTheTestbedIsNoNodeOfAnotherRunDirectory(t *testing.T) {
 	}
 }
 
-// A testbed that is booted by a fastiov without its launcher ends again.
-func TestATestbedWithoutALauncherEnds(t *testing.T) {
-	const name = "without-launcher"
+// A testbed that is booted ends again where it cannot be given its programs.
+func TestATestbedWithoutItsProgramsEnds(t *testing.T) {
+	const name = "without-programs"
 	up := fastiov(t, "testbed", "up", "--name", name, "--memory", "2048")
 	up.Path = filepath.Join(t.TempDir(), "fastiov")
-	if self, err := os.ReadFile(up.Args[0]); err != nil {
-		t.Fatal(err)
-	} else if err := os.WriteFile(up.Path, self, 0o755); err != nil {
+	self, err := os.ReadFile(up.Args[0])
+	if err == nil {
+		err = os.WriteFile(up.Path, self, 0o755)
+	}
+	if err == nil { // where its launcher belongs
+		err = os.Mkdir(filepath.Join(filepath.Dir(up.Path), beside.Launcher.Name), 0o755)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	if said, err := up.CombinedOutput(); err == nil ||
-		!strings.Contains(string(said), "fastiov-vmm is missing") {
+		!strings.Contains(string(said), "is a directory") {
 		t.Errorf("%v: %s", err, said)
 	}
 	if state, err := testbed.Look(name); err == nil {
