@@ -42,7 +42,7 @@ func downCmd() *cobra.Command {
 		defer cancel()
 		out := cmd.OutOrStdout()
 		undone := func(err error) error { // also where something of a sandbox stays
-			if undo {
+			if undo && cmd.Context().Err() == nil { // nobody has interrupted it
 				err = errors.Join(err, vf.Undo(vf.Config{Run: *runDir}))
 			}
 			return err

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -59,20 +58,16 @@ func bringUp(cmd *cobra.Command, c testbed.Config) (*testbed.Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, down := testbed.Look(c.Name)
 	host, err := testbed.Up(cmd.Context(), c, cmd.ErrOrStderr())
 	if err != nil {
 		return nil, err
 	}
-	err = errors.Join(host.Put(cmd.Context(), "fastiov", self), host.PutLauncher(cmd.Context()))
-	if err == nil {
-		return host, nil
+	if err := errors.Join(host.Put(cmd.Context(), "fastiov", self),
+		host.PutLauncher(cmd.Context())); err != nil {
+		host.Close()
+		return nil, err
 	}
-	host.Close()
-	if down != nil { // before
-		err = errors.Join(err, testbed.Down(context.Background(), c.Name, cmd.ErrOrStderr()))
-	}
-	return nil, err
+	return host, nil
 }
 
 func testbedRun(name *string) *cobra.Command {

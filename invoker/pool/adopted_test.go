@@ -162,3 +162,23 @@ func TestWhoIsReadyComesFirst(t *testing.T) {
 		}
 	}
 }
+
+// So it is where another group takes the room of one.
+func TestWhoIsBeingAdoptedIsEvictedFirst(t *testing.T) {
+	for _, ids := range [][]string{{"adopting", "ready"}, {"ready", "adopting"}} {
+		synctest.Test(t, func(t *testing.T) {
+			n := newFake(adopts(2, ids...))
+			for i, id := range ids {
+				n.status.Sandboxes[i].State = id
+				n.live[id] = true
+			}
+			p := New(Config{KeepAlive: time.Minute, Wait: time.Minute,
+				Left: []Left{leftBy(ids[0]), leftBy(ids[1])}}, api.Local(n))
+			synctest.Wait()
+			if end := do(p, work("b")); end.err != nil || !n.live["ready"] || n.live["adopting"] {
+				t.Errorf("%v: %+v, %v", ids, end, n.live)
+			}
+			p.Close()
+		})
+	}
+}

@@ -67,12 +67,23 @@ func (p *Pool) meet(s *state, n *node, held []*api.Sandbox, now time.Time) {
 			l, known := s.left[[2]string{n.name, h.Id}]
 			if !known || !l.becomes(h) || !s.takeOver(n, l, now) {
 				p.stop(n, h.Id)
-			} else if b := n.boxes[h.Id]; adopting && b.open.in != nil {
-				b.open.jump(b.open.in) // the last of a group is called first
+			} else if adopting {
+				n.boxes[h.Id].comesLast(n)
 			}
 		}
 	}
 	s.unleave(func(l Left) bool { return l.Node == n.name })
+}
+
+// comesLast has a sandbox called after the others of its group, and evicted before those that are
+// idle as it is.
+func (b *box) comesLast(n *node) {
+	if b.open.in != nil {
+		b.open.jump(b.open.in) // the last is called first
+	}
+	if n.idle.has(b) {
+		b.place.jump(b.place.in)
+	}
 }
 
 // unleave forgets what was left.

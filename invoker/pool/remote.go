@@ -115,7 +115,10 @@ func (p *Pool) look(n *node) {
 		}
 		n.orphans = nil
 	})
-	if n.to.met = met || err == nil; n.to.met && !n.to.searched {
+	if err != nil {
+		return
+	}
+	if n.to.met = true; !n.to.searched {
 		// what ended while the node answered was not known here yet
 		n.to.searched = p.findEnded(p.ctx, n) == nil
 	}
