@@ -371,11 +371,8 @@ func (t *measuredTestbed) run(ctx context.Context, line []string, out io.Writer)
 
 func (t *measuredTestbed) end() {
 	t.stop()
-	t.host.Close()
-	if t.host.Booted() {
-		// also after an interrupt
-		if err := testbed.Down(context.Background(), awayName, t.log); err != nil {
-			fmt.Fprintf(t.log, "startup  the testbed is left: %v\n", err)
-		}
+	// also after an interrupt
+	if err := t.host.End(context.Background(), t.log); err != nil {
+		fmt.Fprintf(t.log, "startup  the testbed is left: %v\n", err)
 	}
 }

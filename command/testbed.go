@@ -66,12 +66,9 @@ func bringUp(cmd *cobra.Command, c testbed.Config) (*testbed.Host, error) {
 	}
 	if err := errors.Join(host.Put(cmd.Context(), "fastiov", self),
 		host.PutLauncher(cmd.Context())); err != nil {
-		host.Close()
-		if host.Booted() { // also after an interrupt
-			down := testbed.Down(context.WithoutCancel(cmd.Context()), c.Name, cmd.ErrOrStderr())
-			err = errors.Join(err, down)
-		}
-		return nil, err
+		// also after an interrupt
+		return nil, errors.Join(err,
+			host.End(context.WithoutCancel(cmd.Context()), cmd.ErrOrStderr()))
 	}
 	return host, nil
 }

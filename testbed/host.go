@@ -30,9 +30,6 @@ type Host struct {
 // Config returns the configuration with which the host was booted.
 func (h *Host) Config() Config { return h.rec.Config }
 
-// Booted reports whether this process booted the host, rather than found it up.
-func (h *Host) Booted() bool { return h.ended != nil }
-
 // Close ends the connection. The host stays up.
 func (h *Host) Close() {
 	if h.client != nil {
