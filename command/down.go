@@ -42,10 +42,14 @@ func downCmd() *cobra.Command {
 		defer cancel()
 		out := cmd.OutOrStdout()
 		undone := func(err error) error { // also where something of a sandbox stays
-			if undo && cmd.Context().Err() == nil { // nobody has interrupted it
-				err = errors.Join(err, vf.Undo(vf.Config{Run: *runDir}))
+			switch {
+			case !undo:
+				return err
+			case cmd.Context().Err() != nil:
+				return errors.Join(err, errors.New("interrupted before drivers and VFs were put "+
+					"back; run `fastiov down --undo` again"))
 			}
-			return err
+			return errors.Join(err, vf.Undo(vf.Config{Run: *runDir}))
 		}
 		if force {
 			return undone(endByForce(ctx, *runDir, out))

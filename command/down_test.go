@@ -1,6 +1,7 @@
 package command
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -35,6 +36,22 @@ func TestWhoTakesNoConnectionsIsNotTakenForDead(t *testing.T) {
 	err = endByForce(t.Context(), dir, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "cannot be told") {
 		t.Errorf("down --force: %v", err)
+	}
+}
+
+// Who interrupts `down --undo` is told that nothing was undone.
+func TestAnInterruptedUndoSaysSo(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	for _, force := range []string{"--force", "--force=false"} {
+		cmd := downCmd()
+		cmd.SetArgs([]string{"--run-dir", t.TempDir(), "--undo", force})
+		cmd.SetOut(io.Discard)
+		cmd.SetErr(io.Discard)
+		err := cmd.ExecuteContext(ctx)
+		if err == nil || !strings.Contains(err.Error(), "`fastiov down --undo` again") {
+			t.Errorf("%s: %v", force, err)
+		}
 	}
 }
 
