@@ -240,7 +240,6 @@ func player(cmd *cobra.Command, b *ablation.Bench, sandbox *driver, store string
 // A measuredTestbed is a testbed in which rounds are played.
 type measuredTestbed struct {
 	host   *testbed.Host
-	booted bool
 	guest  bool   // sandboxes are microVMs
 	before string // of the command of a round, in a shell
 	log    io.Writer
@@ -285,7 +284,7 @@ func openTestbed(cmd *cobra.Command, b *ablation.Bench, sandbox *driver) (
 	if err != nil {
 		return nil, err
 	}
-	t := &measuredTestbed{host: host, booted: !up, guest: sandbox.guest, log: progress,
+	t := &measuredTestbed{host: host, guest: sandbox.guest, log: progress,
 		stop: func() {}}
 	err = fillImages(ctx, host, cache, image.DebianKernel, b.Arms...)
 	if err == nil && !sandbox.guest {
@@ -372,11 +371,8 @@ func (t *measuredTestbed) run(ctx context.Context, line []string, out io.Writer)
 
 func (t *measuredTestbed) end() {
 	t.stop()
-	t.host.Close()
-	if t.booted {
-		// also after an interrupt
-		if err := testbed.Down(context.Background(), awayName, t.log); err != nil {
-			fmt.Fprintf(t.log, "startup  the testbed is left: %v\n", err)
-		}
+	// also after an interrupt
+	if err := t.host.End(context.Background(), t.log); err != nil {
+		fmt.Fprintf(t.log, "startup  the testbed is left: %v\n", err)
 	}
 }

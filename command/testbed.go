@@ -1,6 +1,7 @@
 package command
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -53,6 +54,7 @@ func testbedUp(name *string) *cobra.Command {
 }
 
 // bringUp boots the testbed that c describes and gives it a copy of this binary as /share/fastiov.
+// Where that fails, a testbed that it booted ends: the next command would rely on those programs.
 func bringUp(cmd *cobra.Command, c testbed.Config) (*testbed.Host, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -64,8 +66,9 @@ func bringUp(cmd *cobra.Command, c testbed.Config) (*testbed.Host, error) {
 	}
 	if err := errors.Join(host.Put(cmd.Context(), "fastiov", self),
 		host.PutLauncher(cmd.Context())); err != nil {
-		host.Close()
-		return nil, err
+		// also after an interrupt
+		return nil, errors.Join(err,
+			host.End(context.WithoutCancel(cmd.Context()), cmd.ErrOrStderr()))
 	}
 	return host, nil
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/fastiov/fastiov/functions"
 	"github.com/fastiov/fastiov/functions/functionstest"
+	"github.com/fastiov/fastiov/node-agent/beside"
 	"github.com/fastiov/fastiov/testbed"
 	"github.com/fastiov/fastiov/testbed/wire"
 )
@@ -50,6 +52,31 @@ func TestTheTestbedIsNoNodeOfAnotherRunDirectory(t *testing.T) {
 	}
 	if code, err := host.Run(t.Context(), "true", nil, nil, os.Stderr); err != nil || code != 0 {
 		t.Errorf("the testbed has ended: exit code %d, %v", code, err)
+	}
+}
+
+// A testbed that is booted ends again where it cannot be given its programs.
+func TestATestbedWithoutItsProgramsEnds(t *testing.T) {
+	const name = "without-programs"
+	up := fastiov(t, "testbed", "up", "--name", name, "--memory", "2048")
+	up.Path = filepath.Join(t.TempDir(), "fastiov")
+	self, err := os.ReadFile(up.Args[0])
+	if err == nil {
+		err = os.WriteFile(up.Path, self, 0o755)
+	}
+	if err == nil { // where its launcher belongs
+		err = os.Mkdir(filepath.Join(filepath.Dir(up.Path), beside.Launcher.Name), 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said, err := up.CombinedOutput(); err == nil ||
+		!strings.Contains(string(said), "is a directory") {
+		t.Errorf("%v: %s", err, said)
+	}
+	if state, err := testbed.Look(name); err == nil {
+		t.Errorf("it is left: %+v", state)
+		_ = testbed.Down(t.Context(), name, os.Stderr)
 	}
 }
 

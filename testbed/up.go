@@ -224,6 +224,24 @@ func Down(ctx context.Context, name string, w io.Writer) error {
 	return nil
 }
 
+// End ends the host if this process booted it, and only the connection if it found it up.
+func (h *Host) End(ctx context.Context, w io.Writer) error {
+	if h.ended == nil {
+		h.Close()
+		return nil
+	}
+	release, err := h.hold(ctx)
+	if err != nil {
+		h.Close()
+		return err
+	}
+	defer release()
+	if h.alive() { // else the directory may be that of another one
+		h.dir.end(ctx, h, newSteps(w, "testbed"))
+	}
+	return nil
+}
+
 // The most time that each way to end a host may take.
 const (
 	poweroffTime = 10 * time.Second
