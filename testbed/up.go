@@ -226,17 +226,16 @@ func Down(ctx context.Context, name string, w io.Writer) error {
 
 // End ends the host if this process booted it, and only the connection if it found it up.
 func (h *Host) End(ctx context.Context, w io.Writer) error {
-	if h.ended == nil {
-		h.Close()
+	defer h.Close()
+	if h.ended == nil || !h.alive() { // its directory may be that of another one
 		return nil
 	}
 	release, err := h.hold(ctx)
 	if err != nil {
-		h.Close()
 		return err
 	}
 	defer release()
-	if h.alive() { // else the directory may be that of another one
+	if h.alive() { // still, with the directory held
 		h.dir.end(ctx, h, newSteps(w, "testbed"))
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 	"unicode"
 
@@ -24,6 +25,9 @@ const (
 	sendWithin  = 5 * time.Second // a guest that does not take a message in this time is gone
 	entropySize = 64
 )
+
+// ErrHungUp means that the guest ended the conversation without a word. It may have fallen.
+var ErrHungUp = errors.New("the guest hung up")
 
 // A Conn is the conversation with one guest, from before it is started until it is closed. Its
 // methods may be called by any number of goroutines.
@@ -227,8 +231,8 @@ func (c *Conn) hear(nc net.Conn) error {
 		var up wire.Up
 		err := messages.Next(&up)
 		switch now := time.Now(); {
-		case errors.Is(err, io.EOF):
-			return errors.New("the guest hung up")
+		case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+			return ErrHungUp
 		case err != nil:
 			return fmt.Errorf("the guest's call broke off: %w", err)
 		case up.Exit != nil && up.Exit.NIC:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -15,11 +16,13 @@ import (
 	"github.com/fastiov/fastiov/node-agent/guest/door"
 	"github.com/fastiov/fastiov/node-agent/guest/wire"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/jail"
 )
 
 // A played VMM runs its guest or does not, and answers each command when the test lets it.
 type played struct {
 	*vm
+	qemu    net.Conn // its end of the control connection
 	answer  chan struct{}
 	running bool
 }
@@ -34,8 +37,9 @@ func playGuest(t *testing.T, running bool, hello wire.Hello) (p *played, guestEn
 	end func()) {
 	t.Helper()
 	p = &played{answer: make(chan struct{}), running: running}
-	p.vm = newVM(sandbox.Spec{ID: "f-1"}, nil, door.Secret{})
+	p.vm = newVM(sandbox.Spec{ID: "f-1"}, &jail.Cell{}, door.Secret{})
 	ours, theirs := net.Pipe()
+	p.qemu = theirs
 	go p.serve(theirs)
 	p.qmp = newQMP(ours, p.onEvent)
 
@@ -113,6 +117,35 @@ func TestAPauseOutlivesItsCaller(t *testing.T) {
 			t.Errorf("paused: %v, runs: %t, ended by: %v", err, p.running, p.Cause())
 		}
 	})
+}
+
+// A guest that falls hangs up, and QEMU tells why a moment later.
+func TestQEMUTellsWhyAGuestFell(t *testing.T) {
+	for name, c := range map[string]struct {
+		told  string
+		after time.Duration
+		want  string
+	}{
+		"QEMU tells": {`{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-reset"}}` + "\n",
+			tellsWithin / 2, "its guest ended (guest-reset)"},
+		"nobody tells": {"", tellsWithin, "the guest hung up"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, guestEnd, end := play(t, true)
+				defer end()
+				defer close(p.answer)
+				guestEnd.Close()
+				<-p.conn.Done()
+				time.AfterFunc(c.after, func() { io.WriteString(p.qemu, c.told) })
+				begin := time.Now()
+				p.End(p.hungUp())
+				if why := p.Cause().Error(); why != c.want || time.Since(begin) != c.after {
+					t.Errorf("%s after %v, want %s", why, time.Since(begin), c.want)
+				}
+			})
+		})
+	}
 }
 
 // A guest whose VF is coming up is not paused, and nobody waits for that.

@@ -61,10 +61,10 @@ func (v *vm) watch() {
 		select {
 		case <-v.Context().Done():
 		case <-v.cell.Done():
-			v.End(fmt.Errorf("its VMM ended by itself: %s", v.cell.How()))
+			v.End(v.vmmEnded())
 		// We have closed the driver, so there is no error: this vm belongs to a later agent.
 		case <-hungUp:
-			v.End(cmp.Or(v.conn.Err(), sandbox.ErrLetGo))
+			v.End(cmp.Or(v.hungUp(), sandbox.ErrLetGo))
 		}
 		if v.Cause() == sandbox.ErrLetGo {
 			v.letGo()
@@ -72,6 +72,39 @@ func (v *vm) watch() {
 			v.takeDown()
 		}
 	}()
+}
+
+// tellsWithin is the most time that QEMU gets to tell why its guest ends, from the first sign of
+// it. A guest that falls takes its connection along, and QEMU, in whichever order.
+const tellsWithin = time.Second
+
+// vmmEnded returns how the VMM ended, after QEMU has told all it had to tell.
+func (v *vm) vmmEnded() error {
+	v.mu.Lock()
+	q := v.qmp
+	v.mu.Unlock()
+	if q != nil {
+		select {
+		case <-v.Context().Done():
+		case <-q.done:
+		case <-time.After(tellsWithin):
+		}
+	}
+	return fmt.Errorf("its VMM ended by itself: %s", v.cell.How())
+}
+
+// hungUp returns why the conversation with the guest ended, or nil if we closed it.
+func (v *vm) hungUp() error {
+	err := v.conn.Err()
+	if errors.Is(err, guest.ErrHungUp) {
+		select {
+		case <-v.Context().Done():
+		case <-v.cell.Done():
+			return v.vmmEnded()
+		case <-time.After(tellsWithin):
+		}
+	}
+	return err
 }
 
 func (v *vm) takeDown() {
