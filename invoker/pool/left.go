@@ -75,8 +75,8 @@ func (p *Pool) meet(s *state, n *node, held []*api.Sandbox, now time.Time) {
 	s.unleave(func(l Left) bool { return l.Node == n.name })
 }
 
-// comesLast has a sandbox called after the others of its group, and evicted before those that are
-// idle as it is.
+// comesLast has a sandbox called after the others of its group, unless calls go round, and evicted
+// before those that are idle as it is.
 func (b *box) comesLast(n *node) {
 	if b.open.in != nil {
 		b.open.jump(b.open.in) // the last is called first
