@@ -227,7 +227,7 @@ func Down(ctx context.Context, name string, w io.Writer) error {
 // End ends the host if this process booted it, and only the connection if it found it up.
 func (h *Host) End(ctx context.Context, w io.Writer) error {
 	defer h.Close()
-	if h.ended == nil || !h.alive() { // its directory may be that of another one
+	if h.ended == nil || !h.alive() { // once it has ended, its directory may be another one's
 		return nil
 	}
 	release, err := h.hold(ctx)
@@ -278,6 +278,7 @@ func (h *Host) poweroff(ctx context.Context) bool {
 	if h.dial(ctx) != nil {
 		return false
 	}
+	defer context.AfterFunc(ctx, h.Close)() // a host that hangs takes no command
 	return h.fire("sync; echo o >/proc/sysrq-trigger") == nil
 }
 

@@ -26,7 +26,7 @@ const (
 	entropySize = 64
 )
 
-// ErrHungUp means that the guest ended the conversation without a word. It may have fallen.
+// ErrHungUp means that the guest's connection ended without a word. The guest may have fallen.
 var ErrHungUp = errors.New("the guest hung up")
 
 // A Conn is the conversation with one guest, from before it is started until it is closed. Its
@@ -231,7 +231,8 @@ func (c *Conn) hear(nc net.Conn) error {
 		var up wire.Up
 		err := messages.Next(&up)
 		switch now := time.Now(); {
-		case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
+			errors.Is(err, syscall.ECONNRESET):
 			return ErrHungUp
 		case err != nil:
 			return fmt.Errorf("the guest's call broke off: %w", err)

@@ -119,16 +119,19 @@ func TestAPauseOutlivesItsCaller(t *testing.T) {
 	})
 }
 
-// A guest that falls hangs up, and QEMU tells why a moment later.
+// When a guest falls, its connection may end first. Why it fell is told then, too.
 func TestQEMUTellsWhyAGuestFell(t *testing.T) {
+	const reset = `{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-reset"}}` + "\n"
 	for name, c := range map[string]struct {
 		told  string
-		after time.Duration
+		ends  bool
+		takes time.Duration
 		want  string
 	}{
-		"QEMU tells": {`{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-reset"}}` + "\n",
-			tellsWithin / 2, "its guest ended (guest-reset)"},
-		"nobody tells": {"", tellsWithin, "the guest hung up"},
+		"QEMU tells why":      {reset, true, tellsWithin / 2, "; its guest ended (guest-reset)"},
+		"QEMU ends":           {"", true, tellsWithin, "; its VMM answers no more"},
+		"QEMU does not end":   {"", false, tellsWithin, "; its VMM goes on"},
+		"QEMU tells, no more": {reset, false, tellsWithin, "; its VMM goes on"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -137,15 +140,34 @@ func TestQEMUTellsWhyAGuestFell(t *testing.T) {
 				defer close(p.answer)
 				guestEnd.Close()
 				<-p.conn.Done()
-				time.AfterFunc(c.after, func() { io.WriteString(p.qemu, c.told) })
+				p.End(fmt.Errorf("it is not ready: %w", p.conn.Err()))
+				time.AfterFunc(tellsWithin/2, func() {
+					io.WriteString(p.qemu, c.told)
+					if c.ends {
+						p.qemu.Close()
+					}
+				})
 				begin := time.Now()
-				p.End(p.hungUp())
-				if why := p.Cause().Error(); why != c.want || time.Since(begin) != c.after {
-					t.Errorf("%s after %v, want %s", why, time.Since(begin), c.want)
+				if fell := p.fell(); fell != c.want || time.Since(begin) != c.takes {
+					t.Errorf("%q after %v, want %q", fell, time.Since(begin), c.want)
 				}
 			})
 		})
 	}
+}
+
+// What ends by another cause waits for nothing that QEMU may tell.
+func TestAnEndWaitsForNoWord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _, end := play(t, true)
+		defer end()
+		defer close(p.answer)
+		begin := time.Now()
+		p.End(errors.New("another"))
+		if fell := p.fell(); fell != "" || time.Since(begin) > 0 {
+			t.Errorf("%q after %v", fell, time.Since(begin))
+		}
+	})
 }
 
 // A guest whose VF is coming up is not paused, and nobody waits for that.

@@ -32,6 +32,8 @@ type vm struct {
 	resumed chan time.Time // the guest's first instruction
 	turning chan struct{}  // holds one while a pause or resume is under way
 
+	shutdown string // what QEMU told of its guest's end; to be read when the qmp is done
+
 	mu      sync.Mutex
 	qmp     *qmp // nil until connected
 	gone    bool // no connection is wanted any more
@@ -61,10 +63,10 @@ func (v *vm) watch() {
 		select {
 		case <-v.Context().Done():
 		case <-v.cell.Done():
-			v.End(v.vmmEnded())
+			v.End(fmt.Errorf("its VMM ended by itself: %s", v.cell.How()))
 		// We have closed the driver, so there is no error: this vm belongs to a later agent.
 		case <-hungUp:
-			v.End(cmp.Or(v.hungUp(), sandbox.ErrLetGo))
+			v.End(cmp.Or(v.conn.Err(), sandbox.ErrLetGo))
 		}
 		if v.Cause() == sandbox.ErrLetGo {
 			v.letGo()
@@ -74,40 +76,8 @@ func (v *vm) watch() {
 	}()
 }
 
-// tellsWithin is the most time that QEMU gets to tell why its guest ends, from the first sign of
-// it. A guest that falls takes its connection along, and QEMU, in whichever order.
-const tellsWithin = time.Second
-
-// vmmEnded returns how the VMM ended, after QEMU has told all it had to tell.
-func (v *vm) vmmEnded() error {
-	v.mu.Lock()
-	q := v.qmp
-	v.mu.Unlock()
-	if q != nil {
-		select {
-		case <-v.Context().Done():
-		case <-q.done:
-		case <-time.After(tellsWithin):
-		}
-	}
-	return fmt.Errorf("its VMM ended by itself: %s", v.cell.How())
-}
-
-// hungUp returns why the conversation with the guest ended, or nil if we closed it.
-func (v *vm) hungUp() error {
-	err := v.conn.Err()
-	if errors.Is(err, guest.ErrHungUp) {
-		select {
-		case <-v.Context().Done():
-		case <-v.cell.Done():
-			return v.vmmEnded()
-		case <-time.After(tellsWithin):
-		}
-	}
-	return err
-}
-
 func (v *vm) takeDown() {
+	fell := v.fell()
 	v.cell.Close()
 	if v.conn != nil {
 		v.conn.Close()
@@ -117,15 +87,45 @@ func (v *vm) takeDown() {
 	_ = os.Remove(controlSocket(v.spec))
 	v.Over(func(cause error) error {
 		testify(v.spec, v.args, v.cell.Events())
-		return fmt.Errorf("%w%s%s", cause, v.refused(cause), evidence(v.spec))
+		return fmt.Errorf("%w%s%s%s", cause, fell, v.refused(cause.Error()+fell),
+			evidence(v.spec))
 	})
 }
 
-// refused returns a text that says that a filter ended the VMM, if the given cause only followed
-// from that, as a closed connection does.
-func (v *vm) refused(cause error) string {
+// tellsWithin is the time that QEMU gets to tell why its guest hung up. When a guest falls, its
+// connection often ends first.
+const tellsWithin = time.Second
+
+// fell returns a text that says what QEMU tells of a guest that has hung up.
+func (v *vm) fell() string {
+	v.mu.Lock()
+	q := v.qmp
+	v.mu.Unlock()
+	if q == nil || !errors.Is(v.Cause(), guest.ErrHungUp) {
+		return ""
+	}
+	late := time.After(tellsWithin)
+	select {
+	case <-q.done: // it has ended, and told all
+	case <-late:
+		return "; its VMM goes on"
+	}
+	if v.shutdown != "" {
+		return "; " + v.shutdown
+	}
+	select {
+	case <-v.cell.Done():
+		return "; its VMM ended, too: " + v.cell.How()
+	case <-late:
+		return "; its VMM answers no more"
+	}
+}
+
+// refused returns a text that says that a filter ended the VMM, if what was said only followed from
+// that, as a closed connection does.
+func (v *vm) refused(said string) string {
 	if how := v.cell.How(); strings.HasPrefix(how, jail.BySeccomp) &&
-		!strings.Contains(cause.Error(), how) {
+		!strings.Contains(said, how) {
 		return "; its VMM was " + how
 	}
 	return ""
@@ -177,7 +177,8 @@ func (v *vm) onEvent(e event) {
 	case "GUEST_PANICKED":
 		v.End(errors.New("its guest kernel panicked"))
 	case "SHUTDOWN":
-		v.End(fmt.Errorf("its guest ended (%.40s)", e.Data.Reason))
+		v.shutdown = fmt.Sprintf("its guest ended (%.40s)", e.Data.Reason)
+		v.End(errors.New(v.shutdown))
 	case "STOP":
 		v.mu.Lock()
 		asked := v.pausing
