@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -38,6 +39,9 @@ func TestSelftests(t *testing.T) {
 	for _, iommu := range []string{"type1", "iommufd"} {
 		t.Run(iommu, func(t *testing.T) {
 			testbed.Inside(t, needs, func(t *testing.T) {
+				if tainted(t) {
+					t.Error("the kernel is tainted before it was told to do what is not safe")
+				}
 				edu := bindEdu(t)
 				programs := []string{"uapi", "contents", "touchmap", "table", "hazard", "held",
 					"pair", "sets", "limits", "pressure", "torture", "reload"}
@@ -54,12 +58,33 @@ func TestSelftests(t *testing.T) {
 							"FASTIOV_TEST_DEVICE2="+devices[1])
 					})
 				}
+				said := kernelLog(t)
+				for _, name := range []string{"defer_to_any", "hold_master", "allow_table"} {
+					if !tainted(t) || !strings.Contains(said, name+" - tainting kernel") {
+						t.Errorf("the parameter %s was set, and the kernel is not tainted", name)
+					}
+				}
 				for _, line := range splats(t) {
 					t.Error("the kernel complains: ", line)
 				}
 			})
 		})
 	}
+}
+
+// tainted returns whether the kernel says that it was told to do what is not safe.
+func tainted(t *testing.T) bool {
+	t.Helper()
+	text, err := os.ReadFile("/proc/sys/kernel/tainted")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const user = 1 << 6 // TAINT_USER
+	return flags&user != 0
 }
 
 // A guest's processors touch a BAR while one of them has the device held.
@@ -243,14 +268,19 @@ func runSelftest(t *testing.T, program, device string, env ...string) {
 // races is of a report about a data race in what the patches change: others have theirs too.
 var races = regexp.MustCompile(`KCSAN: .*(\[fastiovd\]|vfio|iommu|iopt|shmem|hugetlb)`)
 
-// splats returns the lines of the kernel's log at which reports of errors in the kernel begin.
-func splats(t *testing.T) (found []string) {
+func kernelLog(t *testing.T) string {
 	t.Helper()
 	log, err := exec.Command("dmesg").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(log)) {
+	return string(log)
+}
+
+// splats returns the lines of the kernel's log at which reports of errors in the kernel begin.
+func splats(t *testing.T) (found []string) {
+	t.Helper()
+	for line := range strings.Lines(kernelLog(t)) {
 		if strings.Contains(line, "KCSAN") && !races.MatchString(line) {
 			continue
 		}

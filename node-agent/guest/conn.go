@@ -26,7 +26,8 @@ const (
 	entropySize = 64
 )
 
-// ErrHungUp means that the guest's connection ended without a word. The guest may have fallen.
+// ErrHungUp means that the guest's connection ended and the guest did not say why. It may have
+// fallen.
 var ErrHungUp = errors.New("the guest hung up")
 
 // A Conn is the conversation with one guest, from before it is started until it is closed. Its
@@ -205,10 +206,20 @@ func (c *Conn) send(message wire.Down) error {
 	defer c.sending.Unlock()
 	nc.SetWriteDeadline(time.Now().Add(sendWithin))
 	err := wire.Write(nc, message)
-	if err != nil && !errors.Is(err, wire.ErrTooLong) {
+	switch {
+	case lost(err):
+		err = ErrHungUp
+		c.end(err)
+	case err != nil && !errors.Is(err, wire.ErrTooLong):
 		c.end(fmt.Errorf("the guest takes no messages: %w", err))
 	}
 	return err
+}
+
+// lost returns whether an error means that the other end of the connection is gone.
+func lost(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 func (c *Conn) ping() error {
@@ -231,8 +242,7 @@ func (c *Conn) hear(nc net.Conn) error {
 		var up wire.Up
 		err := messages.Next(&up)
 		switch now := time.Now(); {
-		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
-			errors.Is(err, syscall.ECONNRESET):
+		case lost(err):
 			return ErrHungUp
 		case err != nil:
 			return fmt.Errorf("the guest's call broke off: %w", err)

@@ -128,10 +128,10 @@ func TestQEMUTellsWhyAGuestFell(t *testing.T) {
 		takes time.Duration
 		want  string
 	}{
-		"QEMU tells why":      {reset, true, tellsWithin / 2, "; its guest ended (guest-reset)"},
-		"QEMU ends":           {"", true, tellsWithin, "; its VMM answers no more"},
-		"QEMU does not end":   {"", false, tellsWithin, "; its VMM goes on"},
-		"QEMU tells, no more": {reset, false, tellsWithin, "; its VMM goes on"},
+		"QEMU tells":          {reset, false, tellsWithin / 2, "; its guest ended (guest-reset)"},
+		"QEMU tells and ends": {reset, true, tellsWithin / 2, "; its guest ended (guest-reset)"},
+		"QEMU ends":           {"", true, tellsWithin, ""},
+		"QEMU goes on":        {"", false, tellsWithin, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

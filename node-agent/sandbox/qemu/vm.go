@@ -31,8 +31,7 @@ type vm struct {
 	args    []string       // of its VMM; nil where it was adopted
 	resumed chan time.Time // the guest's first instruction
 	turning chan struct{}  // holds one while a pause or resume is under way
-
-	shutdown string // what QEMU told of its guest's end; to be read when the qmp is done
+	told    chan string    // why QEMU's guest ended
 
 	mu      sync.Mutex
 	qmp     *qmp // nil until connected
@@ -50,7 +49,8 @@ type late struct {
 
 func newVM(spec sandbox.Spec, cell *jail.Cell, secret door.Secret) *vm {
 	return &vm{Life: life.New(), spec: spec, cell: cell, secret: secret,
-		resumed: make(chan time.Time, 1), turning: make(chan struct{}, 1)}
+		resumed: make(chan time.Time, 1), turning: make(chan struct{}, 1),
+		told: make(chan string, 1)}
 }
 
 // watch starts the goroutine that notices the end, or brings it about, and takes everything down.
@@ -96,7 +96,7 @@ func (v *vm) takeDown() {
 // connection often ends first.
 const tellsWithin = time.Second
 
-// fell returns a text that says what QEMU tells of a guest that has hung up.
+// fell returns a text that says why a guest hung up, if that shows in time.
 func (v *vm) fell() string {
 	v.mu.Lock()
 	q := v.qmp
@@ -106,18 +106,20 @@ func (v *vm) fell() string {
 	}
 	late := time.After(tellsWithin)
 	select {
-	case <-q.done: // it has ended, and told all
+	case why := <-v.told:
+		return "; " + why
+	case <-q.done: // it tells no more
 	case <-late:
-		return "; its VMM goes on"
+		return ""
 	}
-	if v.shutdown != "" {
-		return "; " + v.shutdown
+	if len(v.told) > 0 {
+		return "; " + <-v.told
 	}
 	select {
 	case <-v.cell.Done():
 		return "; its VMM ended, too: " + v.cell.How()
 	case <-late:
-		return "; its VMM answers no more"
+		return ""
 	}
 }
 
@@ -177,8 +179,12 @@ func (v *vm) onEvent(e event) {
 	case "GUEST_PANICKED":
 		v.End(errors.New("its guest kernel panicked"))
 	case "SHUTDOWN":
-		v.shutdown = fmt.Sprintf("its guest ended (%.40s)", e.Data.Reason)
-		v.End(errors.New(v.shutdown))
+		why := fmt.Sprintf("its guest ended (%.40s)", e.Data.Reason)
+		select {
+		case v.told <- why:
+		default:
+		}
+		v.End(errors.New(why))
 	case "STOP":
 		v.mu.Lock()
 		asked := v.pausing
