@@ -70,7 +70,7 @@ func downCmd() *cobra.Command {
 		}
 		defer hangUp()
 		err = endNode(ctx, node, *runDir, *within/4, cmd.ErrOrStderr())
-		if errors.Is(err, errStays) || ctx.Err() != nil {
+		if errors.Is(err, errStays) || err != nil && ctx.Err() != nil {
 			return fmt.Errorf(
 				"the node has not ended: %w; `fastiov down --force` kills what is left of it", err)
 		}
