@@ -16,8 +16,7 @@ import (
 )
 
 const (
-	searchPath  = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-	acceptEvery = 2 * time.Millisecond // nothing announces that a socket listens
+	searchPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	// How long to wait for output that the runtime's own children still hold open.
 	lastWords = 2 * time.Second
 )
@@ -106,19 +105,18 @@ func (p *program) reap() {
 	}
 }
 
-// accepts waits until the runtime accepts connections.
+// accepts waits until the runtime accepts connections. Nothing announces that a socket listens.
 func (p *program) accepts(port int, within time.Duration) error {
+	begin := time.Now()
 	deadline := time.NewTimer(within)
 	defer deadline.Stop()
-	again := time.NewTicker(acceptEvery)
-	defer again.Stop()
 	for {
 		conn, err := dialInside(port)
 		if err == nil {
 			return conn.Close()
 		}
 		select {
-		case <-again.C:
+		case <-time.After(untilAgain(time.Since(begin))):
 		case <-p.exited:
 			return p.wait()
 		case <-deadline.C:
@@ -126,6 +124,12 @@ func (p *program) accepts(port int, within time.Duration) error {
 				p.name, port, within, err)
 		}
 	}
+}
+
+// untilAgain returns when to try again after so long a wait. Whoever waits is late by a fiftieth at
+// most, and takes little of a processor that other guests compute on.
+func untilAgain(waited time.Duration) time.Duration {
+	return max(2*time.Millisecond, waited/50)
 }
 
 // wait returns, as an error, how the runtime ended, after its last output has gone to the host.

@@ -158,6 +158,21 @@ func TestAccepts(t *testing.T) {
 	})
 }
 
+// A poll costs a guest on an emulated processor milliseconds, and its neighbours too.
+func TestAProgramIsTriedSeldom(t *testing.T) {
+	tries := 0
+	for waited := time.Duration(0); waited < 5*time.Second; tries++ {
+		next := untilAgain(waited)
+		if late := next - 2*time.Millisecond; late > waited/50 {
+			t.Errorf("after %v the next try is %v later", waited, next)
+		}
+		waited += next
+	}
+	if tries > 300 {
+		t.Errorf("%d tries in 5 s", tries)
+	}
+}
+
 func TestSplice(t *testing.T) {
 	pair := func() (near, far *os.File) {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

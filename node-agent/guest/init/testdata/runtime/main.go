@@ -4,11 +4,15 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log"
 	"net"
 	"net/http"
 	"os"
 	"time"
+
+	"github.com/vishvananda/netlink"
 )
 
 const sentinel = "XXX_THE_END_OF_A_WHISK_ACTIVATION_XXX"
@@ -23,8 +27,10 @@ func main() {
 	if to := os.Getenv("DIAL"); to != "" {
 		go func() { fmt.Println("dialled:", dial(to)) }()
 	}
-	for gate := os.Getenv("WAIT"); gate != "" && !isUp(gate); {
-		time.Sleep(10 * time.Millisecond)
+	if gate := os.Getenv("WAIT"); gate != "" {
+		if err := awaitUp(gate); err != nil {
+			log.Fatal(err)
+		}
 	}
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(around())
@@ -47,6 +53,22 @@ func dial(to string) string {
 		return err.Error()
 	}
 	return line[:len(line)-1]
+}
+
+// awaitUp returns when there is a network beside the loopback and the gate. It waits for the kernel
+// to tell of addresses: a guest in which a program asks again and again does not idle.
+func awaitUp(gate string) error {
+	addresses, done := make(chan netlink.AddrUpdate), make(chan struct{})
+	defer close(done)
+	if err := netlink.AddrSubscribe(addresses, done); err != nil {
+		return err
+	}
+	for !isUp(gate) {
+		if _, ok := <-addresses; !ok {
+			return errors.New("the kernel tells of no more addresses")
+		}
+	}
+	return nil
 }
 
 // isUp says whether there is a network beside the loopback and the gate.
