@@ -230,9 +230,13 @@ func (h *Host) End(ctx context.Context, w io.Writer) error {
 	if h.ended == nil || !h.alive() { // once it has ended, its directory may be another one's
 		return nil
 	}
-	release, err := h.hold(ctx)
+	// Callers that were interrupted come with a context that never ends.
+	patient, cancel := context.WithTimeoutCause(ctx, holdTime,
+		fmt.Errorf("still after %v", holdTime))
+	release, err := h.hold(patient)
+	cancel()
 	if err != nil {
-		return err
+		return fmt.Errorf("the testbed stays up: %w; end it with `fastiov testbed down`", err)
 	}
 	defer release()
 	if h.alive() { // still, with the directory held
@@ -241,8 +245,9 @@ func (h *Host) End(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// The most time that each way to end a host may take.
+// The most time that each way to end a host may take, and that another command is waited for.
 const (
+	holdTime     = time.Minute
 	poweroffTime = 10 * time.Second
 	quitTime     = 5 * time.Second
 )
