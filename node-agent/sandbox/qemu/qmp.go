@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"time"
 )
@@ -104,7 +105,7 @@ func (q *qmp) await(answer any, wanted func(message) bool) error {
 		case !wanted(m):
 			return errors.New("QEMU speaks out of turn")
 		case m.Error != nil:
-			return errors.New(m.Error.Desc)
+			return errors.New(strings.Map(printable, m.Error.Desc))
 		case answer == nil:
 			return nil
 		}

@@ -121,7 +121,11 @@ func TestAPauseOutlivesItsCaller(t *testing.T) {
 
 // When a guest falls, its connection may end first. Why it fell is told then, too.
 func TestQEMUTellsWhyAGuestFell(t *testing.T) {
-	const reset = `{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-reset"}}` + "\n"
+	const (
+		reset    = `{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-reset"}}` + "\n"
+		panicked = `{"event":"GUEST_PANICKED","data":{"action":"run"}}` + "\n"
+		rude     = `{"event":"SHUTDOWN","data":{"reason":"\u001b[2Jguest-reset\n"}}` + "\n"
+	)
 	for name, c := range map[string]struct {
 		told  string
 		ends  bool
@@ -130,6 +134,8 @@ func TestQEMUTellsWhyAGuestFell(t *testing.T) {
 	}{
 		"QEMU tells":          {reset, false, tellsWithin / 2, "; its guest ended (guest-reset)"},
 		"QEMU tells and ends": {reset, true, tellsWithin / 2, "; its guest ended (guest-reset)"},
+		"it panicked":         {panicked, false, tellsWithin / 2, "; its guest kernel panicked"},
+		"a terminal's orders": {rude, false, tellsWithin / 2, "; its guest ended ([2Jguest-reset)"},
 		"QEMU ends":           {"", true, tellsWithin, ""},
 		"QEMU goes on":        {"", false, tellsWithin, ""},
 	} {

@@ -31,7 +31,7 @@ type vm struct {
 	args    []string       // of its VMM; nil where it was adopted
 	resumed chan time.Time // the guest's first instruction
 	turning chan struct{}  // holds one while a pause or resume is under way
-	told    chan string    // why QEMU's guest ended
+	told    chan error     // why QEMU's guest ended
 
 	mu      sync.Mutex
 	qmp     *qmp // nil until connected
@@ -50,7 +50,7 @@ type late struct {
 func newVM(spec sandbox.Spec, cell *jail.Cell, secret door.Secret) *vm {
 	return &vm{Life: life.New(), spec: spec, cell: cell, secret: secret,
 		resumed: make(chan time.Time, 1), turning: make(chan struct{}, 1),
-		told: make(chan string, 1)}
+		told: make(chan error, 1)}
 }
 
 // watch starts the goroutine that notices the end, or brings it about, and takes everything down.
@@ -107,13 +107,13 @@ func (v *vm) fell() string {
 	late := time.After(tellsWithin)
 	select {
 	case why := <-v.told:
-		return "; " + why
+		return "; " + why.Error()
 	case <-q.done: // it tells no more
 	case <-late:
 		return ""
 	}
 	if len(v.told) > 0 {
-		return "; " + <-v.told
+		return "; " + (<-v.told).Error()
 	}
 	select {
 	case <-v.cell.Done():
@@ -177,23 +177,27 @@ func (v *vm) onEvent(e event) {
 		default:
 		}
 	case "GUEST_PANICKED":
-		v.End(errors.New("its guest kernel panicked"))
+		v.tell(errors.New("its guest kernel panicked"))
 	case "SHUTDOWN":
-		why := fmt.Sprintf("its guest ended (%.40s)", e.Data.Reason)
-		select {
-		case v.told <- why:
-		default:
-		}
-		v.End(errors.New(why))
+		v.tell(fmt.Errorf("its guest ended (%.40s)", strings.Map(printable, e.Data.Reason)))
 	case "STOP":
 		v.mu.Lock()
 		asked := v.pausing
 		v.pausing = false
 		v.mu.Unlock()
 		if !asked {
-			v.End(whyStopped(v.spec))
+			v.tell(whyStopped(v.spec))
 		}
 	}
+}
+
+// tell ends the vm for a reason that QEMU told.
+func (v *vm) tell(why error) {
+	select {
+	case v.told <- why:
+	default:
+	}
+	v.End(why)
 }
 
 // vfFailed is in the line that QEMU's VFIO driver writes before it stops a guest whose VF reported
