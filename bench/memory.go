@@ -10,8 +10,8 @@ import (
 )
 
 // Memory holds how much of a sandbox's memory was allocated at a moment of its start, and how much
-// of that was zeroed. Waited is the time that its VF waited for bus mastering, until all memory
-// that it reaches was zeroed.
+// was zeroed since the start began. Waited is the time that its VF waited for bus mastering, until
+// all memory that it reaches was zeroed.
 type Memory struct {
 	ResidentMiB Quantiles `json:"resident_mib"`
 	ZeroedMiB   Quantiles `json:"zeroed_mib"`

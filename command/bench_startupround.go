@@ -93,6 +93,9 @@ func (r *round) play(cmd *cobra.Command) (err error) {
 		return err
 	}
 	defer r.own.close()
+	if err := r.zeroAhead(); err != nil {
+		return err
+	}
 	if r.n.sandbox.kernel {
 		if r.calls, err = ablation.CountCalls(); err != nil {
 			r.log.Warn("execs, mounts and changes of tables are not counted", "err", err)
@@ -123,6 +126,20 @@ func (r *round) play(cmd *cobra.Command) (err error) {
 	return err
 }
 
+// zeroAhead makes the memory of the round's starts, if the arm has that zeroed before.
+func (r *round) zeroAhead() error {
+	if r.own.arm.Zeroed == 0 {
+		return nil
+	}
+	need := r.result.N * (r.result.MemoryMiB + r.n.overheadMiB())
+	if r.own.empty > 0 && need > r.own.empty {
+		return fmt.Errorf("%s zeroes the memory of all %d starts ahead, and with their VMMs that"+
+			" takes %d MiB of the %d that are free: use a smaller --n or --mem", r.own.arm,
+			r.result.N, need, r.own.empty)
+	}
+	return r.own.microVMs.ZeroAhead(r.result.N, r.result.MemoryMiB)
+}
+
 // report takes the reports of sandboxes that failed, which end with the node.
 func (r *round) report(ctx context.Context) error {
 	all, err := r.own.api.Report(ctx, &api.ReportRequest{})
@@ -150,7 +167,7 @@ func (r *round) prepare() error {
 		r.n.simStages = sim.Of(a, r.result.MemoryMiB, r.n.simStart)
 		return nil
 	}
-	r.n.fastiov = r.result.Arm
+	r.n.fastiov, r.n.zeroesAhead = r.result.Arm, true
 	if a.Tap || r.n.sandbox.netdevs && !a.Netdev { // flags say what is behind VFs of other rounds
 		r.n.subnet, r.n.first = netip.Prefix{}, netip.Addr{}
 		r.n.gateway, r.n.dns = netip.Addr{}, netip.Addr{}

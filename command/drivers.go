@@ -173,6 +173,7 @@ func openQEMU(
 		return nil, err
 	}
 	n.onClose(d.Close)
+	n.microVMs = d
 	return d, nil
 }
 

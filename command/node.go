@@ -24,6 +24,7 @@ import (
 	"github.com/fastiov/fastiov/node-agent/netpath/bridge"
 	"github.com/fastiov/fastiov/node-agent/netpath/scon"
 	"github.com/fastiov/fastiov/node-agent/sandbox"
+	"github.com/fastiov/fastiov/node-agent/sandbox/qemu"
 	"github.com/fastiov/fastiov/node-agent/startup"
 )
 
@@ -38,6 +39,7 @@ type node struct {
 	probe    *kprobe.Probe  // nil where nothing of a VF is seen
 	cache    *image.Cache   // nil where nothing is pulled
 	bridge   *bridge.Bridge // nil where sandboxes have no port of one
+	microVMs *qemu.Driver   // nil where sandboxes are something else
 	// The MiB that admission may hand out, if that was measured on an empty node.
 	empty  int
 	adopt  func()
@@ -207,8 +209,9 @@ func chooseArm(f *nodeFlags, log *slog.Logger) (a arm.Arm, err error) {
 		return a, fmt.Errorf("--fastiov %s is of the kernel, which %s has no use for: leave it out",
 			a, f.sandbox.name)
 	}
-	if err := a.Missing(); err != nil {
-		return a, fmt.Errorf("--fastiov %s: %w", a, err)
+	if a.Zeroed > 0 && !(f.zeroesAhead && f.sandbox.guest) {
+		return a, fmt.Errorf("--fastiov %s: a node cannot zero memory ahead, as it does not know"+
+			" what will be started; use none, or compare %[1]s in `fastiov bench startup`", a)
 	}
 	if a.NoNet && !f.sandbox.images {
 		return a, fmt.Errorf("--fastiov nonet: nothing is left of %s without a VF",

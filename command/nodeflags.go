@@ -40,6 +40,7 @@ type nodeFlags struct {
 	netdevVFs        int
 	hugePages        bool
 	fastiov          string
+	zeroesAhead      bool // memory, for an arm of which that is a part
 	memoryMiB        int
 	subnet           netip.Prefix
 	first            netip.Addr

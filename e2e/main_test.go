@@ -128,7 +128,7 @@ func TestWhatIsWrongIsSaidOnOneLine(t *testing.T) {
 		{"no rounds", []string{"burst", "--rounds", "0"}, nil, "want 1 or more"},
 		{"a burst over what it cannot make", []string{"burst", "--sandbox", "qemu"}, nil, "start others by `fastiov up`"},
 		{"arms of a bench", []string{"bench", "startup", "--arms", "none,all"}, nil, "spaces are between arms"},
-		{"an arm that is not built", []string{"bench", "startup", "--arms", "none pre10"}, nil, "pre10 is not built"},
+		{"an arm of a bench alone", []string{"agent", "--fastiov", "pre10"}, nil, "a node cannot zero memory ahead"},
 		{"an arm beside a bench", []string{"bench", "vf-open", "--arms", "none d=pagecache"}, nil, "so d does not matter here"},
 		{"an arm that the bench chooses", []string{"bench", "startup", "--", "--fastiov=all"}, nil, "follows from --arms"},
 		{"unknown flag", []string{"up", "--nonsense"}, nil, "unknown flag"},

@@ -236,7 +236,7 @@ func (h *Host) End(ctx context.Context, w io.Writer) error {
 	release, err := h.hold(patient)
 	cancel()
 	if err != nil {
-		return fmt.Errorf("the testbed stays up: %w; end it with `fastiov testbed down`", err)
+		return fmt.Errorf("the testbed stays up: %w; end it by `fastiov testbed down`", err)
 	}
 	defer release()
 	if h.alive() { // still, with the directory held

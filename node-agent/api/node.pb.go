@@ -761,7 +761,7 @@ type Footprint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	At            string                 `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`                              // first-instruction, bus-master or first-answer
 	Resident      uint64                 `protobuf:"varint,2,opt,name=resident,proto3" json:"resident,omitempty"`                 // bytes allocated
-	Zeroed        uint64                 `protobuf:"varint,3,opt,name=zeroed,proto3" json:"zeroed,omitempty"`                     // of them, zeroed
+	Zeroed        uint64                 `protobuf:"varint,3,opt,name=zeroed,proto3" json:"zeroed,omitempty"`                     // bytes zeroed since the start began
 	WaitedNs      int64                  `protobuf:"varint,4,opt,name=waited_ns,json=waitedNs,proto3" json:"waited_ns,omitempty"` // how long the VF waited for the bus until all that it reaches was zeroed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

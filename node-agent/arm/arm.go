@@ -252,16 +252,6 @@ func (a Arm) check() error {
 	return nil
 }
 
-// Missing returns why no microVM can be started in this way yet, or nil.
-func (a Arm) Missing() error {
-	if a.Zeroed > 0 {
-		return fmt.Errorf(
-			"pre%d is not built: no memory is zeroed before a start asks for it; use none",
-			a.Zeroed)
-	}
-	return nil
-}
-
 // ByVFIO reports whether the microVM has a VF by vfio.
 func (a Arm) ByVFIO() bool { return !a.NoNet && !a.Tap && !a.Netdev }
 

@@ -94,30 +94,6 @@ func TestARefusalSaysWhy(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotBuiltIsRefused(t *testing.T) {
-	for text, want := range map[string]string{
-		"pre10": "pre10 is not built", "pre100": "pre100 is not built",
-	} {
-		a, err := Parse(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := a.Missing(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v; want %q", text, err, want)
-		}
-	}
-	for _, text := range []string{"none", "all", "paper-2024", "nonet", "tap", "netdev", "paper",
-		"a=1", "s=0", "paper,s=dma-off"} {
-		a, err := Parse(text)
-		if err == nil {
-			err = a.Missing()
-		}
-		if err != nil {
-			t.Errorf("%s: %v", text, err)
-		}
-	}
-}
-
 func TestAListHasEachArmOnce(t *testing.T) {
 	arms, err := ParseList(" none all  all,r=0 ")
 	if err != nil || len(arms) != 3 || arms[0] != None || arms[1] != All {

@@ -16,8 +16,8 @@ const (
 var Moments = []Moment{FirstInstruction, BusMaster, FirstAnswer}
 
 // A Footprint says how much of a sandbox's memory there is at a moment, in bytes: allocated, and
-// the zeroed part of that. Waited is how long its VF waited for the bus until all memory that it
-// reaches was zeroed.
+// zeroed since the start began. Waited is how long its VF waited for the bus until all memory that
+// it reaches was zeroed.
 type Footprint struct {
 	At       Moment        `json:"at"`
 	Resident uint64        `json:"resident"`

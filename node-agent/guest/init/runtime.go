@@ -126,8 +126,8 @@ func (p *program) accepts(port int, within time.Duration) error {
 	}
 }
 
-// untilAgain returns when to try again after so long a wait. Whoever waits is late by a fiftieth at
-// most, and takes little of a processor that other guests compute on.
+// untilAgain returns when to try again after so long a wait. Whoever waits is late by 2 ms or a
+// fiftieth, and takes little of a processor that other guests compute on.
 func untilAgain(waited time.Duration) time.Duration {
 	return max(2*time.Millisecond, waited/50)
 }

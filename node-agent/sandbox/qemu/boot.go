@@ -208,11 +208,16 @@ func (d *Driver) hand(ctx context.Context, spec sandbox.Spec) (h handed, err err
 	if err != nil {
 		return h, err
 	}
-	if h.ram, err = newMemory(spec.MemoryMiB, d.config.HugePages, d.config.Arm); err != nil {
+	if d.config.Arm.Zeroed > 0 {
+		h.ram, err = d.ahead.take(spec.MemoryMiB)
+	} else {
+		h.ram, err = newMemory(spec.MemoryMiB, d.config.HugePages, d.config.Arm)
+	}
+	if err != nil {
 		return h, err
 	}
 	if d.config.Arm.Memory == fastiovd.Table {
-		if err = h.ram.keep(spec.MemoryMiB, d.kernel, d.initrd); err != nil {
+		if err = h.ram.keep(d.kernel, d.initrd); err != nil {
 			return h, err
 		}
 	}
