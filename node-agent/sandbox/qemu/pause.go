@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/fastiov/fastiov/node-agent/sandbox"
@@ -103,7 +104,8 @@ func (v *vm) state() (string, error) {
 		return "", err
 	}
 	if status.Status != "running" && status.Status != "paused" {
-		return "", fmt.Errorf("its VMM does not run the guest (%.40s)", status.Status)
+		return "", fmt.Errorf("its VMM does not run the guest (%.40s)",
+			strings.Map(printable, status.Status))
 	}
 	return status.Status, nil
 }

@@ -105,7 +105,7 @@ func (q *qmp) await(answer any, wanted func(message) bool) error {
 		case !wanted(m):
 			return errors.New("QEMU speaks out of turn")
 		case m.Error != nil:
-			return errors.New(strings.Map(printable, m.Error.Desc))
+			return fmt.Errorf("%.300s", strings.Map(printable, m.Error.Desc))
 		case answer == nil:
 			return nil
 		}
