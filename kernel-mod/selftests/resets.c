@@ -9,6 +9,9 @@
 #include "vfio.h"
 #include "kprobe.h"
 
+#include <libgen.h>
+#include <limits.h>
+#include <poll.h>
 #include <sys/eventfd.h>
 
 #define QUEUES 0x24	/* a register of two numbers, 0 after a reset */
@@ -128,16 +131,84 @@ static void held_master(struct vfio *v)
 	ram_free(&r);
 }
 
-static void interrupts(struct vfio *v)
+/* An eventfd that vfio signals from now on. */
+static int signalled(struct vfio *v, uint32_t index)
 {
 	struct { struct vfio_irq_set head; int32_t fd; } set = {
-		{ .argsz = sizeof(set), .index = VFIO_PCI_MSIX_IRQ_INDEX, .count = 1,
+		{ .argsz = sizeof(set), .index = index, .count = 1,
 		  .flags = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD },
-		must(eventfd(0, 0)),
+		must(eventfd(0, EFD_NONBLOCK)),
 	};
 
 	must(ioctl(v->device, VFIO_DEVICE_SET_IRQS, &set));
-	close(set.fd);
+	return set.fd;
+}
+
+static void interrupts(struct vfio *v)
+{
+	close(signalled(v, VFIO_PCI_MSIX_IRQ_INDEX));
+}
+
+static void listen_for_errors(struct vfio *v)
+{
+	close(signalled(v, VFIO_PCI_ERR_IRQ_INDEX));
+}
+
+/* As drivers/pci/pcie/aer_inject.c has it, which no header exports. */
+struct aer_error_inj {
+	uint8_t bus, dev, fn;
+	uint32_t uncor_status, cor_status, header_log[4], domain;
+};
+
+/* Until then the kernel locks the devices, and would refuse to reset the VF. */
+static void wait_for_recovery(int log, const char *port)
+{
+	struct pollfd more = { .fd = log, .events = POLLIN };
+	char record[8192];
+	ssize_t n;
+
+	while (poll(&more, 1, 60000) == 1) {
+		n = read(log, record, sizeof(record) - 1);
+		if (n < 0 && errno != EPIPE)	/* records were lost */
+			break;
+		record[n < 0 ? 0 : n] = '\0';
+		if (!strstr(record, port) || !strstr(record, "device recovery "))
+			continue;
+		if (!strstr(record, "successful"))
+			break;
+		return;
+	}
+	ksft_exit_fail_msg("the devices below %s do not recover from an error\n", port);
+}
+
+/*
+ * The port above the VF has an error, as the emulated VF cannot report one. The drivers of all
+ * devices below the port hear of it. It is not fatal, so none of them resets its device.
+ */
+static void bus_error(struct vfio *v)
+{
+	struct aer_error_inj error = { .uncor_status = PCI_ERR_UNC_COMP_TIME };
+	int heard = signalled(v, VFIO_PCI_ERR_IRQ_INDEX), inject, log;
+	char link[128], path[PATH_MAX];
+	const char *port;
+	uint64_t times;
+
+	snprintf(link, sizeof(link), "/sys/bus/pci/devices/%s", bdf);
+	if (!realpath(link, path))
+		ksft_exit_fail_msg("%s: %s\n", link, strerror(errno));
+	port = basename(dirname(path));
+	if (sscanf(port, "%x:%hhx:%hhx.%hhx", &error.domain, &error.bus, &error.dev,
+		   &error.fn) != 4)
+		ksft_exit_fail_msg("the device is below %s, which is no port\n", port);
+	log = must(open("/dev/kmsg", O_RDONLY | O_NONBLOCK));
+	must(lseek(log, 0, SEEK_END));
+	inject = must(open("/dev/aer_inject", O_WRONLY));
+	must(write(inject, &error, sizeof(error)));
+	wait_for_recovery(log, port);
+	must(read(heard, &times, sizeof(times)));
+	close(inject);
+	close(log);
+	close(heard);
 }
 
 static void power_state(struct vfio *v, int state)
@@ -197,6 +268,8 @@ static const struct touch {
 	{ "bus mastering", master, 1 },
 	{ "bus mastering that was held", held_master, 1 },
 	{ "an interrupt", interrupts, 1 },
+	{ "an eventfd for errors", listen_for_errors, 0 },
+	{ "an error on the bus", bus_error, 1 },
 	{ "a sleep", asleep, 1 },
 	{ "low power", low_power, 1 },
 };
