@@ -102,7 +102,7 @@ type Count string
 const (
 	Resets   Count = "resets"     // of PCI functions
 	Mapped   Count = "mapped_mib" // memory mapped for DMA
-	Zeroed   Count = "zeroed_mib" // of the guests' memory, from the start's begin to its first answer
+	Zeroed   Count = "zeroed_mib" // of the guests' memory, until the first answer
 	Execs    Count = "execs"      // programs started, QEMU's launcher and QEMU among them
 	Mounts   Count = "mounts"
 	IPTables Count = "iptables" // changes of tables, of iptables or nftables

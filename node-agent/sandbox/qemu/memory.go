@@ -148,5 +148,6 @@ func (m memory) weigh(at timeline.Moment) (timeline.Footprint, error) {
 	var s unix.Stat_t
 	err := unix.Fstat(int(m.memfd.Fd()), &s)
 	allocated := uint64(s.Blocks) * 512
-	return timeline.Footprint{At: at, Resident: allocated, Zeroed: allocated - min(allocated, m.ahead)}, err
+	zeroed := allocated - min(allocated, m.ahead) // a VMM may give memory back
+	return timeline.Footprint{At: at, Resident: allocated, Zeroed: zeroed}, err
 }
