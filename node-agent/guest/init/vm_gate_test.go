@@ -29,10 +29,7 @@ func TestTheGateOfMicroVMs(t *testing.T) {
 		needs.Files = artefacts(t)
 		needs.Files["port"] = serveOutside(t)
 	}
-	starts := 35
-	if testing.Short() {
-		starts = 5
-	}
+	const starts = 35
 	testbed.Inside(t, needs, func(t *testing.T) {
 		port, err := os.ReadFile("/share/port")
 		if err != nil {
