@@ -3,7 +3,8 @@
  * Every reader of registered memory that is mapped for DMA finds what was written, and
  * zeros elsewhere: never what the page held before. Free memory is poisoned first, so
  * that the kernel must have zeroed what reads as zero. The control of each reader is the
- * same with FASTIOVD_TABLE: it finds the poison, or its zeros prove nothing.
+ * same with FASTIOVD_TABLE: it finds the poison, or its zeros prove nothing. What is zeroed
+ * is counted too, so no reader comes to memory that was zeroed before.
  */
 #include "kvm.h"
 #include "vhost.h"
@@ -44,6 +45,16 @@ static struct ram begin(struct vfio *v, enum pages pages, uint32_t flags)
 		must(pwrite(r.fd, "kernel", 6, 5 * MiB));
 	must(vfio_map(v, r.at, 0, SIZE));
 	return r;
+}
+
+/* Whether all but what begin() wrote is as a device gets it: not zeroed or, on touch, not there. */
+static bool fresh(struct ram *r)
+{
+	struct fastiovd_stat stat = ram_stat(r);
+
+	return policy == FASTIOVD_TOUCHMAP ?
+		stat.resident == stat.zeroed && stat.zeroed <= 6 * MiB :
+		stat.resident == SIZE && stat.zeroed < SIZE / 2;
 }
 
 static void end(struct vfio *v, struct ram *r)
@@ -366,19 +377,26 @@ static const struct reader {
 };
 #define READERS (sizeof(readers) / sizeof(*readers))
 
-static struct seen read_by(const struct reader *reader, enum pages pages)
+static struct seen read_by(struct seen (*reads)(struct ram *r), enum pages pages)
 {
 	struct vfio v;
 	struct ram r = begin(&v, pages, 0);
-	struct seen s = reader->reads(&r);
+	bool was_fresh = fresh(&r);
+	struct seen s = reads(&r);
 
+	s.kept &= was_fresh;
 	end(&v, &r);
 	return s;
 }
 
-/* Free memory is not all poisoned at the first attempt: pages that were never used are zero. */
-static void control(const struct reader *reader, enum pages pages)
+/*
+ * Free memory is not all poisoned at the first attempt: pages that were never used are zero. In the
+ * end the poison is in all of the control's pages, which the test after it is likely to get: on
+ * touch, too, they come from where the kernel has memory that cannot be moved.
+ */
+static void control(const char *name, struct seen (*reads)(struct ram *r), enum pages pages)
 {
+	uint32_t tested = policy;
 	struct seen s = {};
 
 	policy = FASTIOVD_TABLE;
@@ -388,11 +406,40 @@ static void control(const struct reader *reader, enum pages pages)
 			poison(pages);
 			policy = FASTIOVD_TABLE;
 		}
-		s = read_by(reader, pages);
+		s = read_by(reads, pages);
 	}
-	ksft_test_result(s.poison, "control: with a table %s finds old bytes, %s\n", reader->name,
+	policy = tested;
+	ksft_test_result(s.poison, "control: with a table %s finds old bytes, %s\n", name,
 			 kind(pages));
-	policy = FASTIOVD_PAGECACHE;
+}
+
+/* What was found before, if all of it is zeroed now; else nothing, so that the control fails. */
+static struct seen wiped(struct seen before, struct ram *r)
+{
+	return clean(all(r->at)) ? before : (struct seen){};
+}
+
+/* With a table the processor can look at the same pages before and after something zeroes them. */
+static struct seen around_a_request(struct ram *r)
+{
+	struct seen before = all(r->at);
+
+	must(ioctl(r->registration, FASTIOVD_ZERO));
+	return wiped(before, r);
+}
+
+static void end_registration(struct ram *r)
+{
+	close(r->registration);
+	r->registration = -1;
+}
+
+static struct seen around_the_end(struct ram *r)
+{
+	struct seen before = all(r->at);
+
+	end_registration(r);
+	return wiped(before, r);
 }
 
 static void mapped(enum pages pages)
@@ -402,10 +449,7 @@ static void mapped(enum pages pages)
 	struct fastiovd_stat stat = ram_stat(&r);
 	uint64_t zeroed;
 
-	ksft_test_result(policy == FASTIOVD_TOUCHMAP ?
-				 stat.resident == stat.zeroed && stat.zeroed <= 6 * MiB :
-				 stat.resident == SIZE && stat.zeroed < SIZE / 2,
-			 "mapped, not zeroed: %llu of %llu MiB are, %s\n",
+	ksft_test_result(fresh(&r), "mapped, not zeroed: %llu of %llu MiB are, %s\n",
 			 stat.zeroed / MiB, stat.resident / MiB, kind(pages));
 	(void)*(volatile uint8_t *)(r.at + 20 * MiB);
 	zeroed = ram_stat(&r).zeroed - stat.zeroed;
@@ -414,13 +458,17 @@ static void mapped(enum pages pages)
 	end(&v, &r);
 }
 
+/* Its control has no background: that comes at once, and leaves nothing to look at before. */
 static void in_the_background(enum pages pages)
 {
-	struct vfio v;
-	struct ram r = begin(&v, pages, FASTIOVD_BACKGROUND);
-	double since = milliseconds();
 	struct fastiovd_stat stat;
+	struct vfio v;
+	struct ram r;
+	double since;
 
+	control("the processor, without a background,", by_the_processor, pages);
+	r = begin(&v, pages, FASTIOVD_BACKGROUND);
+	since = milliseconds();
 	do {
 		stat = ram_stat(&r);
 	} while (stat.zeroed < SIZE && milliseconds() - since < 20000);
@@ -431,13 +479,24 @@ static void in_the_background(enum pages pages)
 	end(&v, &r);
 }
 
+/* On touch there is nothing that a request could zero, and it allocates nothing. */
 static void on_request(enum pages pages)
 {
+	struct fastiovd_stat before, after;
 	struct vfio v;
-	struct ram r = begin(&v, pages, 0);
+	struct ram r;
+	bool was_fresh;
 
+	control("the processor, before a request and only then,", around_a_request, pages);
+	r = begin(&v, pages, 0);
+	was_fresh = fresh(&r);
+	before = ram_stat(&r);
 	must(ioctl(r.registration, FASTIOVD_ZERO));
-	ksft_test_result(ram_stat(&r).zeroed == ram_stat(&r).resident, "zeroed on request, %s\n",
+	after = ram_stat(&r);
+	ksft_test_result(was_fresh && after.zeroed == after.resident &&
+			 after.resident == before.resident,
+			 "zeroed on request: %llu KiB, %llu before, of %llu, %s\n",
+			 after.zeroed >> 10, before.zeroed >> 10, after.resident >> 10,
 			 kind(pages));
 	ksft_test_result(clean(all(r.at)), "a request, %s\n", kind(pages));
 	end(&v, &r);
@@ -447,46 +506,70 @@ static void on_request(enum pages pages)
 static void after_the_registration(enum pages pages)
 {
 	struct vfio v;
-	struct ram r = begin(&v, pages, 0);
+	struct ram r;
+	bool was_fresh;
 
-	close(r.registration);
-	r.registration = -1;
-	ksft_test_result(clean(all(r.at)), "after the registration, %s\n", kind(pages));
+	control("the processor, before the registration ends and only then,", around_the_end,
+		pages);
+	r = begin(&v, pages, 0);
+	was_fresh = fresh(&r);
+	end_registration(&r);
+	ksft_test_result(was_fresh && clean(all(r.at)), "after the registration, %s\n",
+			 kind(pages));
 	end(&v, &r);
 }
 
-/* A process is killed in the middle of it: nothing stays pinned. */
+/* Maps memory and writes to it until it is killed; says when it has written to all of it. */
+static void write_for_ever(bool huge, int written)
+{
+	struct vfio v;
+	struct ram r = begin(&v, huge, policy == FASTIOVD_PAGECACHE ? FASTIOVD_BACKGROUND : 0);
+
+	memset(r.at, 1, SIZE);
+	must(write(written, "x", 1));
+	for (;;)
+		memset(r.at, 2, SIZE);
+}
+
+/*
+ * A process is killed in the middle of it: nothing stays pinned. Half of them are killed at any
+ * time, and half not before they have all of their pages pinned.
+ */
 static void killed(void)
 {
-	long before = pinned();
+	long before = pinned(), had = 0;
+	int written[2];
+	char byte;
 
 	for (int i = 0; i < 20; i++) {
-		pid_t child = must(fork());
+		pid_t child;
 
-		if (!child) {
-			struct vfio v;
-			struct ram r = begin(&v, i % 2, policy == FASTIOVD_PAGECACHE ?
-					     FASTIOVD_BACKGROUND : 0);
-
-			for (;;)
-				memset(r.at, i, SIZE);
-		}
+		must(pipe(written));
+		child = must(fork());
+		if (!child)
+			write_for_ever(i % 2, written[1]);
+		close(written[1]);
+		if (i & 2 && read(written[0], &byte, 1) != 1)
+			ksft_exit_fail_msg("a process has ended before it was killed\n");
 		usleep(1000 + rand() % 60000);
+		if (i & 2)
+			had += pinned() - before >= (long)(SIZE / PAGE);
 		kill(child, SIGKILL);
 		waitpid(child, NULL, 0);
+		close(written[0]);
 	}
 	for (int i = 0; i < 100 && pinned() > before; i++)
 		usleep(10000);
-	ksft_test_result(pinned() <= before,
-			 "20 processes killed: %ld pages pinned before, %ld after, %s\n", before,
-			 pinned(), kind(0));
+	ksft_test_result(had == 10 && pinned() <= before,
+			 "20 processes killed, %ld with pinned pages: %ld pages pinned before, %ld after, %s\n",
+			 had, before, pinned(), kind(0));
 }
 
 int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(4 * (2 * READERS + 7) + 3 * (READERS - 1 + 5) + 2);
+	ksft_set_plan(4 * (2 * READERS + 10) + 3 * (2 * READERS - 2 + 7) + 2);
 	srand(1);
 	allow_table(true);
 	for (policy = FASTIOVD_PAGECACHE; policy <= FASTIOVD_TOUCHMAP; policy++) {
@@ -498,10 +581,9 @@ int main(void)
 			for (size_t i = 0; i < READERS; i++) {
 				if (touch && readers[i].when == IF_RESIDENT)
 					continue;
-				if (!touch)
-					control(&readers[i], pages);
-				ksft_test_result(clean(read_by(&readers[i], pages)), "%s, %s\n",
-						 readers[i].name, kind(pages));
+				control(readers[i].name, readers[i].reads, pages);
+				ksft_test_result(clean(read_by(readers[i].reads, pages)),
+						 "%s, %s\n", readers[i].name, kind(pages));
 			}
 			if (!touch)
 				in_the_background(pages);
