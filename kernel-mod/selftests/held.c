@@ -297,24 +297,6 @@ static bool use_others(struct times *least)
 	return ready;
 }
 
-/* Reads a file of a process; it may have ended. */
-static const char *read_of(int pid, const char *name)
-{
-	static char text[4096];
-	char path[64];
-	size_t n = 0;
-	FILE *f;
-
-	snprintf(path, sizeof(path), "/proc/%d/%s", pid, name);
-	f = fopen(path, "r");
-	if (f) {
-		n = fread(text, 1, sizeof(text) - 1, f);
-		fclose(f);
-	}
-	text[n] = 0;
-	return text;
-}
-
 /* Whether a process is a worker of the kernel that sleeps in vfio's code, for some time now. */
 static bool waits(int pid)
 {

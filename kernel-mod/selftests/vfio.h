@@ -480,6 +480,24 @@ static inline long vmstat(const char *name)
 	return n;
 }
 
+/* Reads a file of a process or a thread; it may have ended. */
+static inline const char *read_of(int pid, const char *name)
+{
+	static char text[4096];
+	char path[64];
+	size_t n = 0;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/%s", pid, name);
+	f = fopen(path, "r");
+	if (f) {
+		n = fread(text, 1, sizeof(text) - 1, f);
+		fclose(f);
+	}
+	text[n] = 0;
+	return text;
+}
+
 /* Memory of this process that counts as locked for devices. */
 static inline long locked_kib(void)
 {
