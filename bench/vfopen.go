@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"text/tabwriter"
@@ -174,9 +175,6 @@ func (b *VFOpen) round(
 		if err := h.ready(); err != nil {
 			return nil, err
 		}
-		if err := h.quiet(); err != nil {
-			return nil, err
-		}
 	}
 	failed := make(chan error, len(holders))
 	for _, h := range holders {
@@ -218,29 +216,25 @@ func (b *VFOpen) start(ctx context.Context, hold Hold, barrier, board *os.File) 
 	if err != nil {
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
+	if err := startQuiet(cmd); err != nil {
 		return nil, err
 	}
 	return &holder{cmd: cmd, vf: hold.BDF, says: bufio.NewScanner(out)}, nil
 }
 
-// quiet has the timers of a holder that is ready expire late. No VMM has Go's own monitor thread,
+// startQuiet starts a process of ours whose timers expire late. No VMM has Go's own monitor thread,
 // which wakes every 20 µs while its process runs: 64 of them use as much CPU as the opening of the
-// VFs. A holder also waits in a raw system call, since Go would otherwise wake that thread. Before
-// it is ready, Go needs its timers: threads that start wait for one another by short sleeps.
-func (h *holder) quiet() error {
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", h.cmd.Process.Pid))
-	if err != nil {
+// VFs. A holder also waits in a raw system call, since Go would otherwise wake that thread. Go gets
+// one processor, since with several its threads wait for one another by short sleeps.
+func startQuiet(cmd *exec.Cmd) error {
+	runtime.LockOSThread() // a child inherits the slack of the thread that made it
+	defer runtime.UnlockOSThread()
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(time.Minute), 0, 0, 0); err != nil {
 		return err
 	}
-	for _, t := range threads {
-		slack := fmt.Sprint(time.Minute.Nanoseconds())
-		err := os.WriteFile("/proc/"+t.Name()+"/timerslack_ns", []byte(slack), 0)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	defer unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0) // 0 restores the default
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	return cmd.Start()
 }
 
 const holderReady = "ready"
