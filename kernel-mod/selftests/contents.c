@@ -47,7 +47,7 @@ static struct ram begin(struct vfio *v, enum pages pages, uint32_t flags)
 	return r;
 }
 
-/* Whether all but what begin() wrote is as a device gets it: not zeroed or, on touch, not there. */
+/* Whether nothing but what begin() wrote is zeroed or, on touch, there. */
 static bool fresh(struct ram *r)
 {
 	struct fastiovd_stat stat = ram_stat(r);
@@ -458,7 +458,7 @@ static void mapped(enum pages pages)
 	end(&v, &r);
 }
 
-/* Its control has no background: that comes at once, and leaves nothing to look at before. */
+/* Its control has no background thread, which would zero the pages before it reads them. */
 static void in_the_background(enum pages pages)
 {
 	struct fastiovd_stat stat;
@@ -487,7 +487,7 @@ static void on_request(enum pages pages)
 	struct ram r;
 	bool was_fresh;
 
-	control("the processor, before a request and only then,", around_a_request, pages);
+	control("the processor, before a request and not after it,", around_a_request, pages);
 	r = begin(&v, pages, 0);
 	was_fresh = fresh(&r);
 	before = ram_stat(&r);
@@ -509,7 +509,7 @@ static void after_the_registration(enum pages pages)
 	struct ram r;
 	bool was_fresh;
 
-	control("the processor, before the registration ends and only then,", around_the_end,
+	control("the processor, before the registration ends and not after it,", around_the_end,
 		pages);
 	r = begin(&v, pages, 0);
 	was_fresh = fresh(&r);
@@ -538,7 +538,7 @@ static void write_for_ever(bool huge, int written)
 static void killed(void)
 {
 	long before = pinned(), had = 0;
-	int written[2];
+	int written[2], ends = 0, status;
 	char byte;
 
 	for (int i = 0; i < 20; i++) {
@@ -555,14 +555,15 @@ static void killed(void)
 		if (i & 2)
 			had += pinned() - before >= (long)(SIZE / PAGE);
 		kill(child, SIGKILL);
-		waitpid(child, NULL, 0);
+		must(waitpid(child, &status, 0));
+		ends += WIFSIGNALED(status);
 		close(written[0]);
 	}
 	for (int i = 0; i < 100 && pinned() > before; i++)
 		usleep(10000);
-	ksft_test_result(had == 10 && pinned() <= before,
-			 "20 processes killed, %ld with pinned pages: %ld pages pinned before, %ld after, %s\n",
-			 had, before, pinned(), kind(0));
+	ksft_test_result(ends == 20 && had == 10 && pinned() <= before,
+			 "%d processes killed, %ld with pinned pages: %ld pages pinned before, %ld after, %s\n",
+			 ends, had, before, pinned(), kind(0));
 }
 
 int main(void)

@@ -8,13 +8,14 @@
 
 #define SIZE (512 * MiB)
 #define ROUNDS 3
+#define STORED 0x2000
 
 /* A virtual processor writes to the BAR for ever. */
 static void stores(struct vfio *v)
 {
 	static const uint8_t code[] = {
-		0xb8, 0x00, 0x20,		/* mov ax, 0x2000 */
-		0x8e, 0xd8,			/* mov ds, ax */
+		0xb8, STORED & 0xff, STORED >> 8,	/* mov ax, STORED */
+		0x8e, 0xd8,			/* mov ds, ax: the BAR's segment */
 		0x66, 0xa3, EDU_SOURCE, 0,	/* mov [EDU_SOURCE], eax */
 		0xeb, 0xfa,			/* jmp to that */
 	};
@@ -33,17 +34,20 @@ static void crowd(const char *bdf)
 {
 	struct ram r = ram_new(SIZE, SMALL);
 	struct vfio v;
+	volatile uint32_t *source;
 	pid_t asker, child;
-	bool ran = true;
+	bool ran = true, stored;
 	int asked = 0;
 
 	r.registration = must(ram_register(r.fd, 0));
 	v = vfio_attach(bdf);
 	must(vfio_map(&v, r.at, 0, SIZE));
 	vfio_open(&v, bdf);
+	source = (volatile uint32_t *)(v.bar + EDU_SOURCE);
 	vfio_set_command(&v, PCI_COMMAND_MEMORY);
+	*source = 0;
 	asker = vfio_hold(&v, bdf, -1);
-	child = must(fork());
+	child = fork_bound();
 	if (!child) {
 		stores(&v);
 		_exit(0);
@@ -55,12 +59,16 @@ static void crowd(const char *bdf)
 		usleep(20000);
 		ran = !waitpid(child, NULL, WNOHANG);
 	}
-	ksft_test_result(ran && asked > 10, "held %d times while a virtual processor stores: %s\n",
-			 asked, ran ? "it waits" : "KVM fails");
 	kill(child, SIGKILL);
 	kill(asker, SIGKILL);
 	waitpid(child, NULL, 0);
 	waitpid(asker, NULL, 0);
+	vfio_set_command(&v, PCI_COMMAND_MEMORY);	/* this ends the hold */
+	stored = (uint16_t)*source == STORED;
+	ksft_test_result(ran && stored && asked > 10,
+			 "held %d times while a virtual processor stores: %s, %s\n", asked,
+			 ran ? "it waits" : "KVM fails",
+			 stored ? "and stores between" : "and stores nothing");
 	vfio_close(&v);
 	ram_free(&r);
 }

@@ -162,7 +162,7 @@ static void fail_each(const struct step *step, enum pages pages)
 		err = step->asks(&s);
 		failed = has_failed();
 		refused += err != 0;
-		if (err && err != ENOMEM && err != ENOSPC && err != EINTR)
+		if (err && err != ENOMEM && err != ENOSPC && err != EINTR && !wrong++)
 			ksft_print_msg("allocation %d: %s\n", n, strerror(err));
 		if (!works(&s) && !wrong++)
 			ksft_print_msg("after allocation %d had failed it does not work\n", n);

@@ -79,6 +79,26 @@ static void expect(const char *what, struct outcome got, struct outcome want)
 			 what, got.stale, PAGES, got.lost, WRITES);
 }
 
+/* Ends the test unless so much is there and none of it is zeroed: else an arm tries nothing. */
+static void deferred(struct ram *r, size_t resident)
+{
+	struct fastiovd_stat stat = ram_stat(r);
+
+	if (stat.zeroed || stat.resident != resident)
+		ksft_exit_fail_msg("%llu of %zu MiB are there, and %llu are zeroed\n",
+				   stat.resident / MiB, resident / MiB, stat.zeroed / MiB);
+}
+
+/* The background has zeroed a part by itself, though nobody waits for it. */
+static void zeroed_in_background(struct ram *r)
+{
+	double end = milliseconds() + 10e3;
+
+	while (!ram_stat(r).background)
+		if (milliseconds() > end)
+			ksft_exit_fail_msg("nothing is zeroed in the background\n");
+}
+
 enum { UNREGISTERED = -1, FOREGROUND = 0 };
 
 static struct outcome run(enum pages pages, int flags)
@@ -91,6 +111,10 @@ static struct outcome run(enum pages pages, int flags)
 	v = vfio_attach(bdf);
 	must(vfio_map(&v, r.at, 0, SIZE));
 	vfio_open(&v, bdf);
+	if (flags == FOREGROUND)
+		deferred(&r, policy == FASTIOVD_TOUCHMAP ? 0 : SIZE);
+	if (flags == FASTIOVD_BACKGROUND)
+		zeroed_in_background(&r);
 	return play(&v, &r);
 }
 
@@ -152,6 +176,7 @@ static uint32_t elsewhere(struct vfio *v, struct ram *r)
 
 	r->registration = must(ram_register(r->fd, 0));
 	must(vfio_map(&other, r->at, 0, SIZE));
+	deferred(r, 0);
 	vfio_open(v, bdf);
 	vfio_set_command(v, vfio_command(v) | PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
 	return other.ioas;
@@ -202,6 +227,7 @@ static struct outcome copied_in_halves(void)
 	other.registration = must(ram_register(other.fd, 0));
 	must(vfio_map(&away, r.at, 0, SIZE));
 	ioas_copy(&v, away.ioas, 0, half);
+	deferred(&r, half + MiB);	/* whole huge pages */
 	must(mmap(r.at + half, SIZE - half, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
 		  other.fd, half));
 	ioas_copy(&v, away.ioas, half, SIZE - half);
@@ -239,6 +265,7 @@ static struct outcome pinned_meanwhile(void)
 	other.ioas = domain.pt_id = ioas_new(v.container);
 	must(ioctl(v.container, IOMMU_HWPT_ALLOC, &domain));
 	ioas_copy_to(&v, away.ioas, 0, whole, SIZE);
+	deferred(&r, SIZE);
 	ioas_copy(&v, away.ioas, 0, page);
 	ioas_copy(&v, away.ioas, page + PAGE, SIZE - page - PAGE);
 	vfio_open(&v, bdf);
@@ -262,6 +289,7 @@ static struct outcome registration_ends(enum pages pages)
 	r.registration = must(ram_register(r.fd, 0));
 	must(vfio_map(&v, r.at, 0, SIZE));
 	vfio_open(&v, bdf);
+	deferred(&r, SIZE);
 	close(r.registration);
 	r.registration = -1;
 	return play(&v, &r);
@@ -279,6 +307,7 @@ static struct outcome punched(enum pages pages)
 	r.registration = must(ram_register(r.fd, 0));
 	must(vfio_map(&v, r.at, 0, SIZE));
 	vfio_open(&v, bdf);
+	deferred(&r, SIZE);
 	close(r.registration);
 	r.registration = -1;
 	must(fallocate(r.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 2 * MiB, SIZE - 2 * MiB));
@@ -294,6 +323,7 @@ static struct outcome switched(enum pages pages)
 	r.registration = must(ram_register(r.fd, 0));
 	must(vfio_map(&v, r.at, 0, SIZE));
 	vfio_open(&v, bdf);
+	deferred(&r, SIZE);
 	for (int i = 0; i < 50; i++) {
 		vfio_set_command(&v, vfio_command(&v) | PCI_COMMAND_MASTER);
 		vfio_set_command(&v, vfio_command(&v) & ~PCI_COMMAND_MASTER);

@@ -102,24 +102,27 @@ static void release(struct held *h)
 	ram_free(&h->r);
 }
 
-/* What the owner of a held device does in a process of its own. */
-static void nothing(struct held *h)
+/* What the owner of a held device does in a process of its own: 0 when it is done, or an error. */
+static int nothing(struct held *h)
 {
 	(void)h;
+	return 0;
 }
 
-static void load(struct held *h)
+static int load(struct held *h)
 {
 	(void)*(volatile uint32_t *)h->v.bar;
+	return 0;
 }
 
-static void store(struct held *h)
+static int store(struct held *h)
 {
 	*(volatile uint32_t *)(h->v.bar + EDU_SOURCE) = 0x89abcde;
+	return 0;
 }
 
 /* A virtual processor writes to the BAR. */
-static void guest(struct held *h)
+static int guest(struct held *h)
 {
 	static const uint8_t code[] = {
 		0xb8, 0x00, 0x20,		/* mov ax, 0x2000 */
@@ -136,35 +139,37 @@ static void guest(struct held *h)
 	guest_memory(&g, 0, memory, 0x10000);
 	guest_memory(&g, 0x20000, (void *)h->v.bar, 0x10000);
 	if (guest_run(&g, PAGE) != KVM_EXIT_HLT)
-		_exit(1);
+		return ENOEXEC;
 	guest_end(&g);
+	return 0;
 }
 
-static void bar_pwrite(struct held *h)
+static int bar_pwrite(struct held *h)
 {
 	struct vfio_region_info bar = { .argsz = sizeof(bar), .index = VFIO_PCI_BAR0_REGION_INDEX };
 
 	must(ioctl(h->v.device, VFIO_DEVICE_GET_REGION_INFO, &bar));
-	pwrite(h->v.device, &(uint32_t){ 0x89abcde }, 4, bar.offset + EDU_SOURCE);
+	return pwrite(h->v.device, &(uint32_t){ 0x89abcde }, 4, bar.offset + EDU_SOURCE) < 0 ?
+		errno : 0;
 }
 
 /* The kernel reads the BAR for a pipe, of which it has the lock then. */
-static void pipe_write(struct held *h)
+static int pipe_write(struct held *h)
 {
-	write(h->pipe[1], (void *)h->v.bar, PAGE);
+	return write(h->pipe[1], (void *)h->v.bar, PAGE) < 0 ? errno : 0;
 }
 
 /* The kernel changes a word of the BAR with no lock, but not as a fault can be repeated. */
-static void futex_wake(struct held *h)
+static int futex_wake(struct held *h)
 {
 	static uint32_t here;
 
-	syscall(SYS_futex, &here, FUTEX_WAKE_OP_PRIVATE, 1, 1, h->v.bar + EDU_LIVENESS,
-		FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_EQ, 0));
+	return syscall(SYS_futex, &here, FUTEX_WAKE_OP_PRIVATE, 1, 1, h->v.bar + EDU_LIVENESS,
+		       FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_EQ, 0)) < 0 ? errno : 0;
 }
 
 /* The kernel writes to the BAR, with the lock of the address space, or of its ranges. */
-static void bitmap(struct held *h)
+static int bitmap(struct held *h)
 {
 	struct { struct vfio_iommu_type1_dirty_bitmap d; struct vfio_iommu_type1_dirty_bitmap_get g;
 	} get = {
@@ -174,10 +179,8 @@ static void bitmap(struct held *h)
 	struct iommu_ioas_iova_ranges ranges = { .size = sizeof(ranges), .ioas_id = h->v.ioas,
 		.num_iovas = 8, .allowed_iovas = (uintptr_t)h->v.bar };
 
-	if (under_iommufd)
-		ioctl(h->v.container, IOMMU_IOAS_IOVA_RANGES, &ranges);
-	else
-		ioctl(h->v.container, VFIO_IOMMU_DIRTY_PAGES, &get);
+	return (under_iommufd ? ioctl(h->v.container, IOMMU_IOAS_IOVA_RANGES, &ranges) :
+		ioctl(h->v.container, VFIO_IOMMU_DIRTY_PAGES, &get)) ? errno : 0;
 }
 
 /* All doorbells are rung, and one of them is taken away. */
@@ -205,24 +208,42 @@ static bool killed(pid_t child)
 	return ended(child, SOON);
 }
 
-static pid_t start(void (*what)(struct held *), struct held *h)
+static pid_t start(int (*what)(struct held *), struct held *h)
 {
-	pid_t child = must(fork());
+	pid_t child = fork_bound();
 
 	if (!child) {
 		signal(SIGBUS, SIG_DFL);
-		what(h);
-		_exit(0);
+		_exit(what(h));
 	}
 	return child;
 }
 
+enum { WAITS = -1, ENDED = -2 };
+
+/* How a process has ended: 0, an error, ENDED by a signal, or WAITS if it has not. */
+static int so_far(pid_t child)
+{
+	siginfo_t info = {};
+
+	must(waitid(P_PID, child, &info, WEXITED | WNOHANG | WNOWAIT));
+	if (!info.si_pid)
+		return WAITS;
+	return info.si_code == CLD_EXITED ? info.si_status : ENDED;
+}
+
+static const char *told(int result)
+{
+	return result == WAITS ? "waits" : result == ENDED ? "is ended" :
+		result ? strerror(result) : "is done";
+}
+
 /* Reads what the owner wrote to the pipe. */
-static void pipe_read(struct held *h)
+static int pipe_read(struct held *h)
 {
 	char page[PAGE];
 
-	read(h->pipe[0], page, sizeof(page));
+	return read(h->pipe[0], page, sizeof(page)) < 0 ? errno : 0;
 }
 
 /* Milliseconds that somebody else's device takes to have its interrupts off, and to be closed. */
@@ -328,28 +349,29 @@ static uint32_t value(struct held *h)
 }
 
 /* Puts a page more into the address space. */
-static void map_more(struct held *h)
+static int map_more(struct held *h)
 {
 	static uint8_t page[PAGE] __attribute__((aligned(PAGE)));
 
-	vfio_map(&h->v, page, 1UL << 40, PAGE);
+	return vfio_map(&h->v, page, 1UL << 40, PAGE) ? errno : 0;
 }
 
 static const struct disturbance {
 	const char *name;
-	void (*what)(struct held *h);
-	void (*then)(struct held *h);	/* by another process of the owner, that may wait for it */
+	int (*what)(struct held *h);
+	int result;			/* of it, while the device is held */
+	int (*then)(struct held *h);	/* by another process of the owner, that may wait for it */
 	uint32_t value;			/* that the device has in the end */
 } disturbances[] = {
-	{ "nothing", nothing, nothing, 0 },
-	{ "301 ioeventfds", nothing, nothing, 0x1234567 },
-	{ "a load", load, nothing, 0 },
-	{ "a store", store, nothing, 0x89abcde },
-	{ "a virtual processor's store", guest, nothing, 0x89abcde },
-	{ "pwrite()", bar_pwrite, nothing, 0x89abcde },
-	{ "a pipe that the BAR is written to", pipe_write, pipe_read, 0 },
-	{ "a futex in the BAR", futex_wake, nothing, 0 },
-	{ "a bitmap in the BAR", bitmap, map_more, 0 },
+	{ "nothing", nothing, 0, nothing, 0 },
+	{ "301 ioeventfds", nothing, 0, nothing, 0x1234567 },
+	{ "a load", load, WAITS, nothing, 0 },
+	{ "a store", store, WAITS, nothing, 0x89abcde },
+	{ "a virtual processor's store", guest, WAITS, nothing, 0x89abcde },
+	{ "pwrite()", bar_pwrite, WAITS, nothing, 0x89abcde },
+	{ "a pipe that the BAR is written to", pipe_write, EFAULT, pipe_read, 0 },
+	{ "a futex in the BAR", futex_wake, EFAULT, nothing, 0 },
+	{ "a bitmap in the BAR", bitmap, EFAULT, map_more, 0 },
 };
 
 /* Whether that takes no more, at one of some attempts: what noise delays, it delays once. */
@@ -370,6 +392,7 @@ static void disturb(const struct disturbance *d, const struct times *most)
 	struct held h = prepare();
 	struct times t = {};
 	bool in_time, worker, obeyed, held, in_the_end, came;
+	int result;
 	pid_t child, killable, then;
 
 	h.asker = vfio_hold(&h.v, bdf, h.bells[0]);
@@ -385,10 +408,12 @@ static void disturb(const struct disturbance *d, const struct times *most)
 			 "%s: another's interrupts are off after %.1f ms, it is closed after %.1f ms\n",
 			 d->name, t.off, t.close);
 	worker = a_worker_waits();
+	result = so_far(child);
 	obeyed = killed(killable) && killed(then) && (d->value || killed(child));
 	held = is_held();
-	ksft_test_result(held && !worker && obeyed, "%s: %s, %s, %s\n", d->name,
-			 held ? "it is held" : "it is not held any more",
+	ksft_test_result(held && result == d->result && !worker && obeyed,
+			 "%s: %s, the call: %s, %s, %s\n", d->name,
+			 held ? "it is held" : "it is not held any more", told(result),
 			 worker ? "a worker waits" : "no worker waits",
 			 obeyed ? "blocked calls end by a kill" : "a blocked call does not end");
 	vfio_let_go(h.asker);
@@ -449,7 +474,7 @@ static void orphaned(void)
 }
 
 /* Keeps a processor as busy as zeroing does. */
-static void be_busy(struct held *h)
+static int be_busy(struct held *h)
 {
 	static uint8_t page[PAGE];
 

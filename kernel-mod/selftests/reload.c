@@ -35,7 +35,8 @@ static bool unload(double milli)
 	return false;
 }
 
-static void use(enum pages pages)
+/* Maps registered memory until it is killed, and says when it has. */
+static void use(enum pages pages, volatile bool *mapped)
 {
 	struct ram r = ram_new(SIZE, pages);
 	struct vfio v = vfio_attach(bdf);
@@ -43,6 +44,7 @@ static void use(enum pages pages)
 	r.registration = must(ram_register(r.fd, FASTIOVD_BACKGROUND));
 	for (;;) {
 		must(vfio_map(&v, r.at, 0, SIZE));
+		*mapped = true;
 		must(vfio_unmap(&v, 0, SIZE));
 	}
 }
@@ -51,6 +53,9 @@ int main(int argc, char **argv)
 {
 	struct ram r;
 	bool refused, gone = true;
+	volatile bool *mapped = must(mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
+					  MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+	int killed = 0, used = 0, status;
 	long before = pinned();
 	char module[256];
 	int n;
@@ -65,15 +70,20 @@ int main(int argc, char **argv)
 		pid_t child = must(fork());
 
 		if (!child)
-			use(n % 2 ? HUGE : SMALL);
+			use(n % 2 ? HUGE : SMALL, mapped);
 		usleep(1000 + rand() % 100000);
 		kill(child, SIGKILL);
 		gone = unload(20000);
-		waitpid(child, NULL, 0);
+		must(waitpid(child, &status, 0));
+		killed += WIFSIGNALED(status);
+		used += *mapped;
+		*mapped = false;
 		if (gone)
 			load(module);
 	}
-	ksft_test_result(gone, "%d times taken away from threads that end\n", n);
+	ksft_test_result(gone && killed == n && used >= n / 4,
+			 "%d processes were killed, %d had mapped memory: it is taken away after %d\n",
+			 killed, used, n - !gone);
 	r = ram_new(SIZE, SMALL);
 	r.registration = must(ram_register(r.fd, 0));
 	refused = !unload(100);

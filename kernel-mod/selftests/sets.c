@@ -190,7 +190,7 @@ static pid_t delay_closing(struct vfio *v)
 	vfio_open(v, first);
 	munmap((void *)v->bar, v->bar_size);	/* that would keep the device open */
 	v->bar = NULL;
-	asker = must(fork());
+	asker = fork_bound();
 	if (!asker) {
 		vfio_set_command(v, PCI_COMMAND_MASTER);
 		close(v->device);

@@ -133,8 +133,9 @@ static void background(bool huge)
 	struct vm vm;
 	struct fastiovd_stat stat;
 
-	poison_free_memory();
-	vm = begin(huge, FASTIOVD_BACKGROUND);
+	vm = begin_poisoned(huge);
+	end(&vm);
+	vm = begin(huge, FASTIOVD_BACKGROUND);	/* is likely to get the pages of that one */
 	stat = ram_stat(&vm.r);
 	for (int i = 0; i < 500 && (stat.zeroed < SIZE || stat.background < SIZE - 2 * MiB); i++) {
 		usleep(10000);

@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -45,6 +46,16 @@
 static __attribute__((constructor)) void line_by_line(void)
 {
 	setlinebuf(stdout);
+}
+
+/* A child that ends with this process: nobody else wakes one that is stopped. */
+static inline pid_t fork_bound(void)
+{
+	pid_t child = must(fork());
+
+	if (!child)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+	return child;
 }
 
 static inline void tell(const char *path, const char *text)
@@ -262,7 +273,7 @@ static inline bool masters(const char *bdf)
  */
 static inline pid_t vfio_hold(struct vfio *v, const char *bdf, int without)
 {
-	pid_t asker = must(fork());
+	pid_t asker = fork_bound();
 
 	if (!asker) {
 		close(without);
@@ -437,16 +448,38 @@ static inline void poison_free_memory(void)
 		ksft_exit_fail_msg("%zu MiB could not be poisoned\n", size / MiB);
 }
 
+#define HOLD_MASTER "vfio_pci_core/parameters/hold_master"
+#define ALLOW_TABLE "fastiovd/parameters/allow_table"
+
+static pid_t tester;	/* the process that has set a parameter which is not safe */
+
+static inline void be_safe(void)
+{
+	if (getpid() != tester)
+		return;
+	set_parameter(HOLD_MASTER, true);
+	set_parameter(ALLOW_TABLE, false);
+}
+
+/* Sets such a parameter. A test that ends in the middle leaves nothing unsafe to the next one. */
+static inline void set_unsafe(const char *parameter, bool on)
+{
+	if (!tester)
+		atexit(be_safe);
+	tester = getpid();
+	set_parameter(parameter, on);
+}
+
 /* Whether no device masters the bus before its memory is zeroed. */
 static inline void hold_master(bool on)
 {
-	set_parameter("vfio_pci_core/parameters/hold_master", on);
+	set_unsafe(HOLD_MASTER, on);
 }
 
 /* Whether memory may be registered with the policy that is not safe. */
 static inline void allow_table(bool on)
 {
-	set_parameter("fastiovd/parameters/allow_table", on);
+	set_unsafe(ALLOW_TABLE, on);
 }
 
 static inline size_t count_not(const volatile uint8_t *at, size_t size, uint8_t byte)
