@@ -18,6 +18,7 @@ type Config struct {
 	Append    string // to the kernel's command line
 	Accel     string // kvm, tcg, or empty: kvm if it can boot a guest and nest, else tcg
 	Edu       bool   // four of QEMU's edu, devices whose DMA a test can control
+	NoSnoop   bool   // the IOMMU cannot make devices' accesses snoop the caches
 	// TCP ports of the host that appear at the same ports of this machine's loopback
 	Forward []int
 }
@@ -34,6 +35,8 @@ const (
 var kernels = []string{DebianKernel, PatchedKernel, DebugKernel, KCSANKernel}
 
 const (
+	defaultName = "default"
+
 	vfsPerNIC  = 7
 	maxNICs    = 8
 	maxNVMeVFs = 127
@@ -44,7 +47,7 @@ var nameRule = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,31}$`)
 
 func (c Config) withDefaults() Config {
 	if c.Name == "" {
-		c.Name = "default"
+		c.Name = defaultName
 	}
 	if c.Kernel == "" {
 		c.Kernel = DebianKernel
@@ -56,6 +59,14 @@ func (c Config) withDefaults() Config {
 		c.MemoryMiB = 8192
 	}
 	return c
+}
+
+// down returns the command that ends the testbed.
+func (c Config) down() string {
+	if c.Name == defaultName {
+		return "fastiov testbed down"
+	}
+	return "fastiov testbed down --name " + c.Name
 }
 
 func (c Config) check() error {
@@ -93,7 +104,7 @@ func (c Config) serves(want Config) bool {
 	}
 	return c.NICs >= want.NICs && c.NVMeVFs >= want.NVMeVFs && c.MemoryMiB >= want.MemoryMiB &&
 		c.CPUs >= want.CPUs &&
-		c.Kernel == want.Kernel && c.Append == want.Append &&
+		c.Kernel == want.Kernel && c.Append == want.Append && c.NoSnoop == want.NoSnoop &&
 		(want.Accel == "" || c.Accel == want.Accel) && (c.Edu || !want.Edu)
 }
 
@@ -111,6 +122,9 @@ func (c Config) String() string {
 	}
 	if c.Edu {
 		s += ", edu"
+	}
+	if c.NoSnoop {
+		s += ", no snoop control"
 	}
 	return s
 }

@@ -27,6 +27,7 @@ type Needs struct {
 	MemoryMiB int
 	CPUs      int
 	Edu       bool
+	NoSnoop   bool // an IOMMU that cannot make accesses snoop the caches; for a named Kernel only
 	// skipped unless FASTIOV_TEST_KERNEL is set, because PatchedKernel may have to be built first;
 	// FASTIOV_TEST_KERNEL=debug or =kcsan boots that variant of it
 	Kernel string

@@ -27,8 +27,11 @@ func qemuArgs(c Config, d dir, img image.Boot, sshPort int) []string {
 	a.add("-chardev", fmt.Sprintf("socket,id=con,fd=%d,logfile=%s", consoleFD, esc(d.Console())),
 		"-serial", "chardev:con")
 	a.add("-qmp", "unix:"+esc(d.qmpSocket())+",server=on,wait=off")
-	// Memory whose zeroing is deferred goes only to devices whose accesses the IOMMU makes snoop.
-	a.add("-device", "intel-iommu,intremap=on,snoop-control=on")
+	snoop := "on" // memory whose zeroing is deferred goes only to devices that are made to snoop
+	if c.NoSnoop {
+		snoop = "off"
+	}
+	a.add("-device", "intel-iommu,intremap=on,snoop-control="+snoop)
 	a.add("-device", "virtio-rng-pci")
 	a.add("-blockdev", "driver=file,node-name=root,read-only=on,filename="+esc(img.Root),
 		"-device", "virtio-blk-pci,drive=root")

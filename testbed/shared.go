@@ -69,7 +69,7 @@ func (c Config) atLeast(needs Needs) Config {
 	c.CPUs = max(1, c.CPUs, needs.CPUs) // one, wherever a test runs
 	c.Edu = c.Edu || needs.Edu
 	if needs.Kernel != "" {
-		c.Kernel, c.Append = needs.Kernel, needs.Append
+		c.Kernel, c.Append, c.NoSnoop = needs.Kernel, needs.Append, needs.NoSnoop
 	}
 	return c
 }

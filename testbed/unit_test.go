@@ -74,10 +74,21 @@ func TestServes(t *testing.T) {
 		{Config{Accel: "kvm"}, false},
 		{Config{Kernel: "bzImage"}, false},
 		{Config{Append: "init_on_alloc=0"}, false},
+		{Config{NoSnoop: true}, false},
 		{Config{Forward: []int{81}}, false},
 	} {
 		if got := has.serves(c.want); got != c.ok {
 			t.Errorf("%+v serves %+v: %v", has, c.want, got)
+		}
+	}
+}
+
+func TestTheCommandThatEndsIt(t *testing.T) {
+	for name, want := range map[string]string{
+		"": "fastiov testbed down", "two": "fastiov testbed down --name two",
+	} {
+		if got := (Config{Name: name}).withDefaults().down(); got != want {
+			t.Errorf("%q ends testbed %q", got, name)
 		}
 	}
 }
@@ -103,7 +114,8 @@ func TestQEMUArguments(t *testing.T) {
 	if strings.Contains(full, "kernel-irqchip") {
 		t.Error("an emulated machine has no interrupt controller to split")
 	}
-	small := line(Config{NICs: 1, MemoryMiB: 1024, Accel: "kvm", Append: "init_on_alloc=0"})
+	small := line(Config{NICs: 1, MemoryMiB: 1024, Accel: "kvm", Append: "init_on_alloc=0",
+		NoSnoop: true})
 	for args, cards := range map[string]int{full: 2, small: 1} {
 		for _, each := range []string{"igb,bus=", "filter-dump,", "netdev=wire"} {
 			want := cards
@@ -126,6 +138,9 @@ func TestQEMUArguments(t *testing.T) {
 	}
 	if !strings.HasSuffix(full, " mitigations=off") {
 		t.Errorf("the kernel's command line has more than is its own in %s", full)
+	}
+	if !strings.Contains(small, "snoop-control=off") {
+		t.Error("an IOMMU that makes accesses snoop, where none should")
 	}
 	if !strings.Contains(small, "accel=kvm,kernel-irqchip=split") {
 		t.Error("KVM remaps interrupts only with a split interrupt controller")

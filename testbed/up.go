@@ -129,17 +129,17 @@ func (d dir) reuse(ctx context.Context, want Config) (*Host, error) {
 	}
 	if r.Made != made(r.Config.Kernel) {
 		return nil, fmt.Errorf("testbed %q was started by another version of fastiov, "+
-			"which makes its host otherwise: run `fastiov testbed down` first, or use another --name",
-			want.Name)
+			"which makes its host otherwise: run `%s` first, or use another --name",
+			want.Name, want.down())
 	}
 	if !r.Config.serves(want) {
 		return nil, fmt.Errorf(
-			"testbed %q is up with less than asked for (it has %s): run `fastiov testbed down` first, or use another --name",
-			want.Name, r.Config)
+			"testbed %q is up with less than asked for (it has %s): "+
+				"run `%s` first, or use another --name", want.Name, r.Config, want.down())
 	}
 	if err := h.dial(ctx); err != nil {
 		return nil, fmt.Errorf(
-			"testbed %q is up but does not answer (%w): run `fastiov testbed down`", want.Name, err)
+			"testbed %q is up but does not answer (%w): run `%s`", want.Name, err, want.down())
 	}
 	return h, nil
 }
@@ -236,7 +236,7 @@ func (h *Host) End(ctx context.Context, w io.Writer) error {
 	release, err := h.hold(patient)
 	cancel()
 	if err != nil {
-		return fmt.Errorf("the testbed stays up: %w; end it by `fastiov testbed down`", err)
+		return fmt.Errorf("the testbed stays up: %w; end it by `%s`", err, h.rec.Config.down())
 	}
 	defer release()
 	if h.alive() { // still, with the directory held
