@@ -31,39 +31,46 @@ const (
 
 var patched = testbed.Needs{MemoryMiB: 2560, Edu: true, Kernel: testbed.PatchedKernel}
 
+// bothWays runs body in a testbed, for devices in a VFIO container and for devices under iommufd.
+func bothWays(t *testing.T, needs testbed.Needs, body func(t *testing.T, iommu string)) {
+	for _, iommu := range []string{"type1", "iommufd"} {
+		t.Run(iommu, func(t *testing.T) {
+			testbed.Inside(t, needs, func(t *testing.T) { body(t, iommu) })
+		})
+	}
+}
+
 // TestSelftests runs the programs of the directory selftests on the patched kernel, with the device
 // in a VFIO container and under iommufd. Each of their results is a subtest here. The device is
 // QEMU's edu, whose DMA a program controls.
 func TestSelftests(t *testing.T) {
 	needs := patched
 	needs.Env = []string{torturesFor, torturesFrom}
-	for _, iommu := range []string{"type1", "iommufd"} {
-		t.Run(iommu, func(t *testing.T) {
-			testbed.Inside(t, needs, func(t *testing.T) {
-				if tainted(t) && !strings.Contains(kernelLog(t), dangerous) {
-					t.Error("the kernel is tainted before it was told to do what is not safe")
-				}
-				edu := bindEdu(t)
-				programs := []string{"uapi", "contents", "touchmap", "table", "hazard", "held",
-					"pair", "sets", "limits", "pressure", "torture", "reload"}
-				if _, err := os.Stat("/sys/kernel/debug/failslab"); err == nil {
-					programs = append(programs, "faults") // on the debug kernel
-				}
-				noSplats(t)
-				for _, program := range programs {
-					t.Run(program, func(t *testing.T) {
-						devices := edu
-						if program == "sets" {
-							devices = edu[2:] // that can only be reset together
-						}
-						runSelftest(t, program, devices[0], "FASTIOV_TEST_IOMMU="+iommu,
-							"FASTIOV_TEST_DEVICE2="+devices[1])
-						taints(t, program)
-					})
-				}
-			})
-		})
+	if os.Getenv("FASTIOV_TEST_KERNEL") == testbed.KCSANKernel {
+		needs.CPUs = 2 // on one, few races can happen
 	}
+	bothWays(t, needs, func(t *testing.T, iommu string) {
+		if tainted(t) && !strings.Contains(kernelLog(t), dangerous) {
+			t.Error("the kernel is tainted before it was told to do what is not safe")
+		}
+		edu := bindEdu(t)
+		programs := []string{"uapi", "contents", "touchmap", "table", "hazard", "held",
+			"pair", "sets", "limits", "pressure", "torture", "reload"}
+		if _, err := os.Stat("/sys/kernel/debug/failslab"); err == nil {
+			programs = append(programs, "faults") // on the debug kernel
+		}
+		noSplats(t)
+		for _, program := range programs {
+			t.Run(program, func(t *testing.T) {
+				devices := edu
+				if program == "sets" {
+					devices = edu[2:] // that can only be reset together
+				}
+				runSelftest(t, program, devices[0], iommu, "FASTIOV_TEST_DEVICE2="+devices[1])
+				taints(t, program)
+			})
+		}
+	})
 }
 
 // dangerous ends the line that the kernel logs when a parameter that is not safe is set.
@@ -101,8 +108,8 @@ func tainted(t *testing.T) bool {
 func TestProcessorsWaitForAHeldDevice(t *testing.T) {
 	needs := patched
 	needs.CPUs = 2
-	testbed.Inside(t, needs, func(t *testing.T) {
-		runSelftest(t, "crowd", bindEdu(t)[0])
+	bothWays(t, needs, func(t *testing.T, iommu string) {
+		runSelftest(t, "crowd", bindEdu(t)[0], iommu)
 	})
 }
 
@@ -112,7 +119,7 @@ func TestTouchedVFsAreReset(t *testing.T) {
 	needs.NVMeVFs = 2
 	testbed.Inside(t, needs, func(t *testing.T) {
 		p, lease := leaseVF(t, "nvme")
-		runSelftest(t, "resets", lease.BDF)
+		runSelftest(t, "resets", lease.BDF, "type1")
 		p.Return(lease)
 		noSplats(t)
 	})
@@ -138,7 +145,7 @@ func TestTheWireOnThePatchedKernel(t *testing.T) {
 	}
 	testbed.Inside(t, needs, func(t *testing.T) {
 		p, lease := leaseVF(t, "igb")
-		runSelftest(t, "wire", lease.BDF)
+		runSelftest(t, "wire", lease.BDF, "type1")
 		if why := p.Snapshot()[0].Lost; why != "" {
 			t.Log("the VF is taken away: ", why)
 		} else {
@@ -152,6 +159,15 @@ func TestTheWireOnThePatchedKernel(t *testing.T) {
 			t.Errorf("after a storm the VF is %+v", s)
 		}
 		noSplats(t)
+	})
+}
+
+// Behind an IOMMU that cannot make accesses snoop the caches, a VF gets zeroed memory only, too.
+func TestUnsnoopedDevices(t *testing.T) {
+	needs := patched
+	needs.NoSnoop = true
+	bothWays(t, needs, func(t *testing.T, iommu string) {
+		runSelftest(t, "unsnooped", bindEdu(t)[0], iommu)
 	})
 }
 
@@ -229,10 +245,11 @@ func bindEdu(t *testing.T) (edu []string) {
 
 // runSelftest runs a program and reads its results in TAP format. It looks at the kernel's log at
 // once, as the next program may push lines out of the log's ring.
-func runSelftest(t *testing.T, program, device string, env ...string) {
+func runSelftest(t *testing.T, program, device, iommu string, env ...string) {
 	before := splats(t)
 	cmd := exec.CommandContext(t.Context(), filepath.Join(testbed.SelftestsDir, program))
-	cmd.Env = append(append(os.Environ(), "FASTIOV_TEST_DEVICE="+device), env...)
+	cmd.Env = slices.Concat(os.Environ(), env,
+		[]string{"FASTIOV_TEST_DEVICE=" + device, "FASTIOV_TEST_IOMMU=" + iommu})
 	for variable, from := range map[string]string{"SECONDS": torturesFor, "SEED": torturesFrom} {
 		if value := os.Getenv(from); value != "" {
 			cmd.Env = append(cmd.Env, variable+"="+value)

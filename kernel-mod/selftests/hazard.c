@@ -56,9 +56,12 @@ struct outcome {
 /* Makes the device do both, and ends device and memory. */
 static struct outcome play(struct vfio *v, struct ram *r)
 {
+	const uint16_t on = PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER;
 	struct outcome o;
 
-	vfio_set_command(v, vfio_command(v) | PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+	/* asking again would zero what should have been zeroed when it was mapped */
+	if ((vfio_command(v) & on) != on)
+		vfio_set_command(v, vfio_command(v) | on);
 	if (!(vfio_command(v) & PCI_COMMAND_MASTER))
 		ksft_exit_fail_msg("bus mastering was asked for and is not shown\n");
 	o.stale = stale(v, r->at, 0);
@@ -79,26 +82,6 @@ static void expect(const char *what, struct outcome got, struct outcome want)
 			 what, got.stale, PAGES, got.lost, WRITES);
 }
 
-/* Ends the test unless so much is there and none of it is zeroed: else an arm tries nothing. */
-static void deferred(struct ram *r, size_t resident)
-{
-	struct fastiovd_stat stat = ram_stat(r);
-
-	if (stat.zeroed || stat.resident != resident)
-		ksft_exit_fail_msg("%llu of %zu MiB are there, and %llu are zeroed\n",
-				   stat.resident / MiB, resident / MiB, stat.zeroed / MiB);
-}
-
-/* The background has zeroed a part by itself, though nobody waits for it. */
-static void zeroed_in_background(struct ram *r)
-{
-	double end = milliseconds() + 10e3;
-
-	while (!ram_stat(r).background)
-		if (milliseconds() > end)
-			ksft_exit_fail_msg("nothing is zeroed in the background\n");
-}
-
 enum { UNREGISTERED = -1, FOREGROUND = 0 };
 
 static struct outcome run(enum pages pages, int flags)
@@ -113,8 +96,8 @@ static struct outcome run(enum pages pages, int flags)
 	vfio_open(&v, bdf);
 	if (flags == FOREGROUND)
 		deferred(&r, policy == FASTIOVD_TOUCHMAP ? 0 : SIZE);
-	if (flags == FASTIOVD_BACKGROUND)
-		zeroed_in_background(&r);
+	if (flags == FASTIOVD_BACKGROUND && !background_zeroes(&r, 1))
+		ksft_exit_fail_msg("nothing is zeroed in the background\n");
 	return play(&v, &r);
 }
 
@@ -280,6 +263,47 @@ static struct outcome pinned_meanwhile(void)
 	return play(&v, &r);
 }
 
+/*
+ * A device masters the bus. The process that copies a mapping into its address space zeroes the
+ * memory first. A kill ends that in the middle, and the next process that does it zeroes the rest.
+ */
+static struct outcome killed_meanwhile(void)
+{
+	const size_t size = 512 * MiB;
+	struct ram r = ram_new(size, SMALL);
+	struct vfio v = vfio_attach(bdf),
+		away = { .container = v.container, .ioas = ioas_new(v.container) };
+	struct iommu_hwpt_alloc domain = { .size = sizeof(domain), .dev_id = v.id,
+		.pt_id = away.ioas };
+	struct fastiovd_stat stat;
+	pid_t child;
+	int status;
+
+	must(ioctl(v.container, IOMMU_HWPT_ALLOC, &domain));
+	r.registration = must(ram_register(r.fd, 0));
+	must(vfio_map(&away, r.at, 0, size));
+	deferred(&r, size);
+	vfio_open(&v, bdf);
+	vfio_set_command(&v, vfio_command(&v) | PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
+	child = fork_bound();
+	if (!child) {
+		must(nice(19));		/* who kills it is to be in time */
+		ioas_copy(&v, away.ioas, 0, size);
+		_exit(0);
+	}
+	while (!ram_stat(&r).zeroed && !waitpid(child, &status, WNOHANG))
+		;
+	kill(child, SIGKILL);
+	waitpid(child, &status, 0);	/* unless it has ended by itself */
+	stat = ram_stat(&r);
+	ioas_copy(&v, away.ioas, 0, size);
+	ksft_test_result(WIFSIGNALED(status) && stat.zeroed < size && ram_stat(&r).zeroed == size,
+			 "%s after %llu of %zu MiB were zeroed; afterwards %llu are\n",
+			 WIFSIGNALED(status) ? "killed" : "ended", stat.zeroed / MiB, size / MiB,
+			 ram_stat(&r).zeroed / MiB);
+	return play(&v, &r);
+}
+
 /* The registration ends while its memory is mapped and the device not yet a master. */
 static struct outcome registration_ends(enum pages pages)
 {
@@ -408,7 +432,7 @@ int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(4 * 12 - 1 + (under_iommufd ? 4 * 2 + 2 : 0));
+	ksft_set_plan(4 * 12 - 1 + (under_iommufd ? 4 * 2 + 4 : 0));
 	for (enum pages pages = SMALL; pages <= RESERVED; pages++) {
 		char what[64];
 
@@ -433,8 +457,10 @@ int main(void)
 		if (under_iommufd) {
 			ARM("copied to a master", safe, copied_late(pages));
 			ARM("attached to a master", safe, attached_late(pages));
-			if (pages == SMALL)
+			if (pages == SMALL) {
 				ARM("pinned meanwhile", safe, pinned_meanwhile());
+				ARM("killed meanwhile", safe, killed_meanwhile());
+			}
 			if (pages == HUGE)
 				ARM("copied in halves", safe, copied_in_halves());
 		}

@@ -83,16 +83,48 @@ static void limited(uint32_t how, enum pages pages)
 	ram_free(&r);
 }
 
+/* Who may have no more threads zeroes by itself, and its device masters the bus afterwards. */
+static void masters_at_once(void)
+{
+	struct ram r = ram_new(SIZE, SMALL);
+	struct vfio v = vfio_attach(bdf);
+	struct fastiovd_stat stat;
+	int status;
+	pid_t child;
+
+	policy = FASTIOVD_PAGECACHE;
+	r.registration = must(ram_register(r.fd, 0));
+	must(vfio_map(&v, r.at, 0, SIZE));
+	vfio_open(&v, bdf);
+	deferred(&r, SIZE);
+	child = must(fork());
+	if (!child) {
+		unprivileged(0);
+		must(setrlimit(RLIMIT_NPROC, &(struct rlimit){ 0, 0 }));
+		vfio_set_command(&v, PCI_COMMAND_MASTER);
+		_exit(!masters(bdf));
+	}
+	must(waitpid(child, &status, 0));
+	stat = ram_stat(&r);
+	ksft_test_result(stat.zeroed == SIZE && !status,
+			 "no thread is to be had: the write zeroes %llu MiB, and the device %s\n",
+			 stat.zeroed / MiB,
+			 status ? "does not master the bus" : "masters the bus");
+	vfio_close(&v);
+	ram_free(&r);
+}
+
 int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(2 * (4 + 4 + 3));
+	ksft_set_plan(2 * (4 + 4 + 3) + 1);
 	for (enum pages pages = SMALL; pages <= RESERVED; pages++) {
 		limited(EAGER, pages);
 		limited(FASTIOVD_PAGECACHE, pages);
 		if (pages != RESERVED)
 			limited(FASTIOVD_TOUCHMAP, pages);
 	}
+	masters_at_once();
 	ksft_finished();
 }

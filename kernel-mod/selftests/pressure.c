@@ -293,7 +293,8 @@ static void limited(void)
 		usleep(10000);
 	ksft_test_result(!had_room && killed + refused == 12 && pinned() <= before &&
 			 access(group, F_OK),
-			 "a cgroup that is too small: %d killed, %d refused, %d had room; %ld pages pinned before, %ld after\n",
+			 "a cgroup that is too small: %d killed, %d refused, %d had room; "
+			 "%ld pages pinned before, %ld after\n",
 			 killed, refused, had_room, before, pinned());
 }
 

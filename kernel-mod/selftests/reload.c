@@ -49,6 +49,38 @@ static void use(enum pages pages, volatile bool *mapped)
 	}
 }
 
+/*
+ * The process that mapped a memory first is killed, and its background thread with it in the middle
+ * of its work. The next process that maps gets another thread, which zeroes the rest.
+ */
+static void mapped_again(void)
+{
+	const size_t half = SIZE / 2;
+	struct ram r = ram_new(SIZE, SMALL);
+	struct vfio v = vfio_attach(bdf);
+	struct fastiovd_stat first, last;
+	pid_t child;
+
+	r.registration = must(ram_register(r.fd, FASTIOVD_BACKGROUND));
+	child = fork_bound();
+	if (!child) {
+		must(vfio_map(&v, r.at, 0, half));
+		pause();
+	}
+	background_zeroes(&r, 1);
+	kill(child, SIGKILL);
+	must(waitpid(child, NULL, 0));
+	first = ram_stat(&r);
+	must(vfio_map(&v, r.at + half, half, half));
+	background_zeroes(&r, SIZE);
+	last = ram_stat(&r);
+	ksft_test_result(first.background && last.background == SIZE,
+			 "killed when %llu KiB are zeroed in the background, %llu after the next maps\n",
+			 first.background / 1024, last.background / 1024);
+	vfio_close(&v);
+	ram_free(&r);
+}
+
 int main(int argc, char **argv)
 {
 	struct ram r;
@@ -64,7 +96,7 @@ int main(int argc, char **argv)
 	snprintf(module, sizeof(module), "%s/fastiovd.ko", dirname(strdup(argv[0])));
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(2);
+	ksft_set_plan(3);
 	srand(1);
 	for (n = 0; n < ROUNDS && gone; n++) {
 		pid_t child = must(fork());
@@ -84,6 +116,7 @@ int main(int argc, char **argv)
 	ksft_test_result(gone && killed == n && used >= n / 4,
 			 "%d processes were killed, %d had mapped memory: it is taken away after %d\n",
 			 killed, used, n - !gone);
+	mapped_again();
 	r = ram_new(SIZE, SMALL);
 	r.registration = must(ram_register(r.fd, 0));
 	refused = !unload(100);

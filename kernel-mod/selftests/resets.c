@@ -124,6 +124,7 @@ static void held_master(struct vfio *v)
 
 	r.registration = must(ram_register(r.fd, 0));
 	must(vfio_map(v, r.at, 0, r.size));
+	deferred(&r, r.size);	/* more than is zeroed at once: the VF is held */
 	master(v);
 	for (int i = 0; i < 1000 && !masters(bdf); i++)
 		usleep(10000);

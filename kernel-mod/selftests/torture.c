@@ -258,7 +258,8 @@ static void torture(enum pages pages, uint64_t seed, int seconds)
 	pthread_join(thread, NULL);
 	ksft_test_result(!wrong && touches && mappings && masters_of_the_bus &&
 			 (registrations || policy != FASTIOVD_PAGECACHE),
-			 "seed %llu, %s%s: %ld wrong of %ld touches, %ld DMA mappings, %ld registrations, %ld masters of the bus\n",
+			 "seed %llu, %s%s: %ld wrong of %ld touches, %ld DMA mappings, "
+			 "%ld registrations, %ld masters of the bus\n",
 			 (unsigned long long)seed, pages_are[pages],
 			 policy == FASTIOVD_TOUCHMAP ? " on touch" : "",
 			 wrong, touches, mappings, registrations, masters_of_the_bus);

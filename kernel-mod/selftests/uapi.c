@@ -91,6 +91,42 @@ static double end_beside_a_writer(int memfd)
 	return took;
 }
 
+static off_t available(void)
+{
+	FILE *f = fopen("/proc/meminfo", "r");
+	char line[128];
+	long kib = 0;
+
+	while (f && !kib && fgets(line, sizeof(line), f))
+		sscanf(line, "MemAvailable: %ld", &kib);
+	if (f)
+		fclose(f);
+	return kib * 1024;
+}
+
+/* The host can back each of two, but not both: the second is refused until the first ends. */
+static void beside_another(void)
+{
+	const off_t most = available() / 10 * 8 / PAGE * PAGE;
+	int fds[2], first;
+
+	for (int i = 0; i < 2; i++) {
+		fds[i] = memfd(0, 0);
+		must(ftruncate(fds[i], most));
+		must(fcntl(fds[i], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
+	}
+	policy = FASTIOVD_TOUCHMAP;
+	first = must(ram_register(fds[0], 0));
+	policy = FASTIOVD_PAGECACHE;
+	expect("on touch, beside another, more than the host has",
+	       request(sizeof(struct fastiovd_register), FASTIOVD_TOUCHMAP, fds[1], 0), -ENOMEM);
+	close(first);
+	expect("the same, after that one has ended",
+	       request(sizeof(struct fastiovd_register), FASTIOVD_TOUCHMAP, fds[1], 0), 0);
+	close(fds[0]);
+	close(fds[1]);
+}
+
 int main(void)
 {
 	const uint32_t size = sizeof(struct fastiovd_register), fixed = F_SEAL_SHRINK | F_SEAL_GROW;
@@ -103,7 +139,7 @@ int main(void)
 	if (dev < 0)
 		ksft_exit_skip("no /dev/fastiovd\n");
 	ksft_print_header();
-	ksft_set_plan(38);
+	ksft_set_plan(40);
 
 	sealed = memfd(0, F_SEAL_SHRINK);
 	open_ended = memfd(0, 0);
@@ -157,6 +193,7 @@ int main(void)
 	must(fcntl(touched, F_ADD_SEALS, fixed));
 	expect("on touch, as much as the host has",
 	       request(size, FASTIOVD_TOUCHMAP, touched, 0), -ENOMEM);
+	beside_another();
 	touched = memfd(0, fixed);
 	expect("on touch", request(size, FASTIOVD_TOUCHMAP, touched, 0), 0);
 	expect("the same again, which it stays",

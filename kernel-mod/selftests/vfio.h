@@ -48,6 +48,14 @@ static __attribute__((constructor)) void line_by_line(void)
 	setlinebuf(stdout);
 }
 
+static inline double milliseconds(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1e3 + t.tv_nsec / 1e6;
+}
+
 /* A child that ends with this process: nobody else wakes one that is stopped. */
 static inline pid_t fork_bound(void)
 {
@@ -427,6 +435,25 @@ static inline struct fastiovd_stat ram_stat(struct ram *r)
 	return stat;
 }
 
+/* Ends the test unless so much is there and none of it is zeroed: else it would try nothing. */
+static inline void deferred(struct ram *r, size_t resident)
+{
+	struct fastiovd_stat stat = ram_stat(r);
+
+	if (stat.zeroed || stat.resident != resident)
+		ksft_exit_fail_msg("%llu of %zu MiB are there, and %llu are zeroed\n",
+				   stat.resident / MiB, resident / MiB, stat.zeroed / MiB);
+}
+
+/* Whether the background has zeroed so much of it within 10 s. */
+static inline bool background_zeroes(struct ram *r, size_t bytes)
+{
+	for (double end = milliseconds() + 10e3; milliseconds() < end;)
+		if (ram_stat(r).background >= bytes)
+			return true;
+	return false;
+}
+
 /* Leaves the poison in most of the memory that is free afterwards. */
 static inline void poison_free_memory(void)
 {
@@ -489,14 +516,6 @@ static inline size_t count_not(const volatile uint8_t *at, size_t size, uint8_t 
 	for (size_t i = 0; i < size; i++)
 		n += at[i] != byte;
 	return n;
-}
-
-static inline double milliseconds(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1e3 + t.tv_nsec / 1e6;
 }
 
 static inline long vmstat(const char *name)
