@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fastiov/fastiov/node-agent/arm"
 	"github.com/fastiov/fastiov/node-agent/vf"
 	"github.com/fastiov/fastiov/testbed"
 	"github.com/fastiov/fastiov/testbed/wire"
@@ -50,8 +51,13 @@ func TestSelftests(t *testing.T) {
 		needs.CPUs = 2 // on one, few races can happen
 	}
 	bothWays(t, needs, func(t *testing.T, iommu string) {
-		if tainted(t) && !strings.Contains(kernelLog(t), dangerous) {
+		said := strings.Count(kernelLog(t), dangerous)
+		if tainted(t) && said == 0 {
 			t.Error("the kernel is tainted before it was told to do what is not safe")
+		}
+		if err := arm.None.Apply(); err != nil ||
+			strings.Count(kernelLog(t), dangerous) != said {
+			t.Errorf("a kernel whose switches are safe was told to do what is not safe (%v)", err)
 		}
 		edu := bindEdu(t)
 		programs := []string{"uapi", "contents", "touchmap", "table", "hazard", "held",

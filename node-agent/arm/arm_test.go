@@ -173,4 +173,13 @@ func TestApplySwitchesTheKernel(t *testing.T) {
 			}
 		}
 	}
+	if err := os.Remove(filepath.Join(root, fastiovd.TableSwitch)); err != nil {
+		t.Fatal(err)
+	}
+	if err := All.apply(root); err == nil || !strings.Contains(err.Error(), "load the module") {
+		t.Errorf("without the module the kernel was switched to %s: %v", All, err)
+	}
+	if err := None.apply(root); err != nil {
+		t.Errorf("without the module the kernel cannot be left as it is: %v", err)
+	}
 }

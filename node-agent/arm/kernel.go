@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 
 	"github.com/fastiov/fastiov/node-agent/fastiovd"
@@ -14,6 +15,11 @@ import (
 func (a Arm) Apply() error { return a.apply(fastiovd.Switches) }
 
 func (a Arm) apply(root string) error {
+	if a.Memory != fastiovd.Eager {
+		if _, err := os.Stat(filepath.Join(root, fastiovd.TableSwitch)); err != nil {
+			return fmt.Errorf("--fastiov %s: %w", a, fastiovd.ErrAbsent)
+		}
+	}
 	for _, p := range []struct {
 		name  string
 		on    bool
@@ -22,7 +28,7 @@ func (a Arm) apply(root string) error {
 		{"vfio_pci_core/parameters/shared_vf_devset", a.Lock != PerVF, false},
 		{"vfio/parameters/exclusive_devset", a.Lock == Bus, false},
 		{"vfio_pci_core/parameters/elide_reset", a.Reset, false},
-		{"vfio_pci_core/parameters/hold_master", a.Barrier == Strict, a.Memory == fastiovd.Eager},
+		{"vfio_pci_core/parameters/hold_master", a.Barrier == Strict, true},
 		{fastiovd.TableSwitch, a.Memory == fastiovd.Table, false},
 	} {
 		err := fastiovd.Turn(root, p.name, p.on)

@@ -55,7 +55,12 @@ const (
 	disk = "sys/bus/pci/devices/0000:02:00.0/"
 )
 
-const shmem = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+const (
+	shmem      = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+	holdMaster = "sys/module/vfio_pci_core/parameters/hold_master"
+	toAny      = "sys/module/iommu/parameters/defer_to_any"
+	table      = "sys/module/fastiovd/parameters/allow_table"
+)
 
 var card0 = map[string]string{
 	pf + "sriov_totalvfs": "7", pf + "sriov_numvfs": "0", pf + "class": "0x020000",
@@ -128,6 +133,11 @@ func TestChecksOfFiles(t *testing.T) {
 		{"vsock of namespaces", vsock, map[string]string{"dev/vhost-vsock": "", "proc/sys/net/vsock/ns_mode": "local"}, OK, "local"},
 		{"stock", arms, nil, Note, "none"},
 		{"ours", arms, map[string]string{"dev/fastiovd": ""}, OK, "fastiovd"},
+		{"ours without its module", arms, map[string]string{toAny: "N"}, Note, "not loaded"},
+		{"ours with safe switches", arms, map[string]string{"dev/fastiovd": "", holdMaster: "Y", toAny: "N", table: "N"}, OK, "fastiovd"},
+		{"ours that holds nothing", arms, map[string]string{"dev/fastiovd": "", holdMaster: "N"}, Note, "hold_master is N"},
+		{"ours for every device", arms, map[string]string{"dev/fastiovd": "", holdMaster: "Y", toAny: "Y"}, Note, "defer_to_any is Y"},
+		{"ours for a table", arms, map[string]string{"dev/fastiovd": "", holdMaster: "Y", table: "Y"}, Note, "allow_table is Y"},
 		{"ours on AMD", arms, with(behind("ivhd0", "amd-iommu/features", "1cf22294a5a"), "dev/fastiovd", ""), OK, "fastiovd"},
 		{"ours with snoop control", arms, with(behind("dmar0", "intel-iommu/ecap", "f000da"), "dev/fastiovd", ""), OK, "fastiovd"},
 		{"ours without", arms, with(behind("dmar0", "intel-iommu/ecap", "f0005a"), "dev/fastiovd", ""), Note, "dmar0 lacks snoop control"},

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/fastiov/fastiov/node-agent/fastiovd"
 	"github.com/fastiov/fastiov/node-agent/hypervisor"
 	cgroups "github.com/fastiov/fastiov/node-agent/sandbox/cgroup"
 	"github.com/fastiov/fastiov/node-agent/sandbox/jail/filter"
@@ -148,7 +149,25 @@ func hugePages(root string) Finding {
 // only behind an IOMMU that can make a VF's accesses snoop: AMD's can, and Intel's with snoop
 // control, which is a bit of its extended capabilities.
 func arms(root string) Finding {
-	if !exists(root, "dev/fastiovd") {
+	const (
+		toAny = "iommu/parameters/defer_to_any" // there without any module of the kernel
+		byArm = "fastiov drain, start the agent with barrier=strict and not d=table, then fastiov drain --undo"
+	)
+	for _, s := range []struct{ name, safe, remedy string }{
+		{"vfio_pci_core/parameters/hold_master", "Y", byArm}, {fastiovd.TableSwitch, "N", byArm},
+		{toAny, "N", "write N to " + filepath.Join(fastiovd.Switches, toAny)},
+	} {
+		if now := read(root, fastiovd.Switches, s.name); now != "" && now != s.safe {
+			return note("kernel arms", s.remedy,
+				"devices may read memory before it is zeroed: %s is %s", filepath.Base(s.name), now)
+		}
+	}
+	switch {
+	case exists(root, "dev/fastiovd"):
+	case exists(root, fastiovd.Switches, toAny):
+		return note("kernel arms", "modprobe -a vfio-pci fastiovd, then start the agent again",
+			"none: this is fastiov's kernel, but its module is not loaded")
+	default:
 		return note("kernel arms", "",
 			"none: a stock kernel resets each VF when it is opened and zeroes memory when it is pinned")
 	}

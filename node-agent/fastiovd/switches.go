@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // Switches is the directory of the kernel's switches, and TableSwitch the one without which it
@@ -14,13 +15,18 @@ const (
 	TableSwitch = "fastiovd/parameters/allow_table"
 )
 
-// Turn turns a switch below root on or off.
+// Turn turns a switch below root on or off. It does not write one that has that value already: when
+// a switch that is not safe is written, whatever the value, the kernel calls itself tainted.
 func Turn(root, name string, on bool) error {
 	value := "N"
 	if on {
 		value = "Y"
 	}
-	return os.WriteFile(filepath.Join(root, name), []byte(value), 0)
+	path := filepath.Join(root, name)
+	if now, err := os.ReadFile(path); err != nil || strings.TrimSpace(string(now)) == value {
+		return err
+	}
+	return os.WriteFile(path, []byte(value), 0)
 }
 
 // AllowTable makes the kernel accept memory with the policy Table until restore is called. By
