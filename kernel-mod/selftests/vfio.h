@@ -385,6 +385,7 @@ static inline void reserve(size_t size)
 
 static inline struct ram ram_new(size_t size, enum pages pages)
 {
+	const size_t whole = (size + 2 * MiB - 1) & ~(2 * MiB - 1);
 	struct ram r = { .size = size, .registration = -1 };
 	uint8_t *place;
 
@@ -394,7 +395,8 @@ static inline struct ram ram_new(size_t size, enum pages pages)
 				 (pages == RESERVED ? MFD_HUGETLB : 0)));
 	must(ftruncate(r.fd, size));
 	must(fcntl(r.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
-	place = must(mmap(NULL, size + 2 * MiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+	/* Whole 2 MiB, so that nothing else is or was in its page tables */
+	place = must(mmap(NULL, whole + 2 * MiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
 	place = (uint8_t *)(((uintptr_t)place + 2 * MiB - 1) & ~(2 * MiB - 1));
 	r.at = must(mmap(place, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, r.fd, 0));
 	if (pages != RESERVED)
