@@ -75,6 +75,11 @@ func behind(unit, file, content string) map[string]string {
 		"sys/virtual/iommu/"+unit+"/"+file, content)
 }
 
+// ours returns a machine with fastiov's kernel and its switches.
+func ours(hold, any, allow string) map[string]string {
+	return map[string]string{"dev/fastiovd": "", holdMaster: hold, toAny: any, table: allow}
+}
+
 func TestChecksOfFiles(t *testing.T) {
 	const mountinfo = "29 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
 	for _, c := range []struct {
@@ -134,10 +139,10 @@ func TestChecksOfFiles(t *testing.T) {
 		{"stock", arms, nil, Note, "none"},
 		{"ours", arms, map[string]string{"dev/fastiovd": ""}, OK, "fastiovd"},
 		{"ours without its module", arms, map[string]string{toAny: "N"}, Note, "not loaded"},
-		{"ours with safe switches", arms, map[string]string{"dev/fastiovd": "", holdMaster: "Y", toAny: "N", table: "N"}, OK, "fastiovd"},
-		{"ours that holds nothing", arms, map[string]string{"dev/fastiovd": "", holdMaster: "N"}, Note, "hold_master is N"},
-		{"ours for every device", arms, map[string]string{"dev/fastiovd": "", holdMaster: "Y", toAny: "Y"}, Note, "defer_to_any is Y"},
-		{"ours for a table", arms, map[string]string{"dev/fastiovd": "", holdMaster: "Y", table: "Y"}, Note, "allow_table is Y"},
+		{"ours with safe switches", arms, ours("Y", "N", "N"), OK, "fastiovd"},
+		{"ours that holds nothing", arms, ours("N", "N", "N"), Note, "hold_master is N"},
+		{"ours for every device", arms, ours("Y", "Y", "N"), Note, "defer_to_any is Y"},
+		{"ours for a table", arms, ours("Y", "N", "Y"), Note, "allow_table is Y"},
 		{"ours on AMD", arms, with(behind("ivhd0", "amd-iommu/features", "1cf22294a5a"), "dev/fastiovd", ""), OK, "fastiovd"},
 		{"ours with snoop control", arms, with(behind("dmar0", "intel-iommu/ecap", "f000da"), "dev/fastiovd", ""), OK, "fastiovd"},
 		{"ours without", arms, with(behind("dmar0", "intel-iommu/ecap", "f0005a"), "dev/fastiovd", ""), Note, "dmar0 lacks snoop control"},

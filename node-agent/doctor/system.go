@@ -151,7 +151,8 @@ func hugePages(root string) Finding {
 func arms(root string) Finding {
 	const (
 		toAny = "iommu/parameters/defer_to_any" // there without any module of the kernel
-		byArm = "fastiov drain, start the agent with barrier=strict and not d=table, then fastiov drain --undo"
+		byArm = "fastiov drain, start the agent with barrier=strict and not d=table, " +
+			"then fastiov drain --undo"
 	)
 	for _, s := range []struct{ name, safe, remedy string }{
 		{"vfio_pci_core/parameters/hold_master", "Y", byArm}, {fastiovd.TableSwitch, "N", byArm},
