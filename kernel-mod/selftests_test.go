@@ -60,7 +60,7 @@ func TestSelftests(t *testing.T) {
 			t.Errorf("a kernel whose switches are safe was told to do what is not safe (%v)", err)
 		}
 		edu := bindEdu(t)
-		programs := []string{"uapi", "contents", "touchmap", "table", "hazard", "held",
+		programs := []string{"uapi", "contents", "touchmap", "table", "hazard", "held", "served",
 			"pair", "sets", "limits", "pressure", "torture", "reload"}
 		if _, err := os.Stat("/sys/kernel/debug/failslab"); err == nil {
 			programs = append(programs, "faults") // on the debug kernel

@@ -114,6 +114,26 @@ static bool tainted(void)
 	return atol(text) & 1 << 6;	/* TAINT_USER */
 }
 
+/* A device that masters the bus when vfio gets it: what is mapped for it is perhaps not zeroed. */
+static void bound_as_master(void)
+{
+	const uint16_t on = PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER;
+	char path[128];
+	bool before;
+	int fd;
+
+	tell("/sys/bus/pci/drivers/vfio-pci/unbind", bdf);
+	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/config", bdf);
+	fd = must(open(path, O_WRONLY));
+	must(pwrite(fd, &on, sizeof(on), PCI_COMMAND));
+	close(fd);
+	before = masters(bdf);
+	tell("/sys/bus/pci/drivers_probe", bdf);
+	ksft_test_result(before && !masters(bdf), "a device that %s the bus %s when it is bound\n",
+			 before ? "masters" : "does not master",
+			 masters(bdf) ? "goes on" : "stops");
+}
+
 /*
  * Nobody keeps a function that is no VF from the bus, so it gets only memory that is zeroed. A
  * parameter lets the tests' device pass for a VF, and the kernel says so from then on.
@@ -432,7 +452,8 @@ int main(void)
 {
 	bdf = device_under_test();
 	ksft_print_header();
-	ksft_set_plan(4 * 12 - 1 + (under_iommufd ? 4 * 2 + 4 : 0));
+	ksft_set_plan(1 + 4 * 12 - 1 + (under_iommufd ? 4 * 2 + 4 : 0));
+	bound_as_master();
 	for (enum pages pages = SMALL; pages <= RESERVED; pages++) {
 		char what[64];
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * A device is held, kept from mastering the bus, while what it reaches is not zeroed. That delays
- * its own doorbells and nothing else. Whatever its owner does with it meanwhile, other devices on
- * the host are used and closed as ever, every call that waits can be killed, no worker of the
- * kernel waits, and in the end the device masters the bus. The time grows with the memory, not
- * with the number of mappings.
+ * its owner and nobody else. Whatever the owner does with it meanwhile, other devices on the host
+ * are used and closed as ever, every call that waits can be killed, no worker of the kernel waits,
+ * and in the end the device masters the bus. The time grows with the memory, not with the number
+ * of mappings.
  *
  * Two of QEMU's edu: one is held, and the other is used by somebody else.
  */
@@ -12,7 +12,6 @@
 #include "kvm.h"
 
 #include <linux/futex.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
@@ -90,7 +89,6 @@ static void ask(struct held *h)
 {
 	vfio_set_command(&h->v, PCI_COMMAND_MEMORY | PCI_COMMAND_MASTER);
 }
-
 
 static void release(struct held *h)
 {
@@ -183,6 +181,26 @@ static int bitmap(struct held *h)
 		ioctl(h->v.container, VFIO_IOMMU_DIRTY_PAGES, &get)) ? errno : 0;
 }
 
+/* A worker of the kernel writes to the BAR, which is where the page of an interrupt was. */
+static int event_channel(struct held *h)
+{
+	struct channel c = channel_new();
+
+	must(mremap((void *)h->v.bar, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, c.page));
+	ring(c.interrupt.fd);
+	channel_take(&c);
+	return 0;
+}
+
+/* The end of the hold writes to the device, which has to be awake. */
+static int sleep_deeply(struct held *h)
+{
+	struct vfio_device_feature feature = { .argsz = sizeof(feature),
+		.flags = VFIO_DEVICE_FEATURE_SET | VFIO_DEVICE_FEATURE_LOW_POWER_ENTRY };
+
+	return ioctl(h->v.device, VFIO_DEVICE_FEATURE, &feature) ? errno : 0;
+}
+
 /* All doorbells are rung, and one of them is taken away. */
 static void doorbells(struct held *h)
 {
@@ -221,12 +239,15 @@ static pid_t start(int (*what)(struct held *), struct held *h)
 
 enum { WAITS = -1, ENDED = -2 };
 
-/* How a process has ended: 0, an error, ENDED by a signal, or WAITS if it has not. */
-static int so_far(pid_t child)
+/* How a process ends within that time: 0, an error, ENDED by a signal, or WAITS if it does not. */
+static int outcome(pid_t child, double milli)
 {
 	siginfo_t info = {};
 
-	must(waitid(P_PID, child, &info, WEXITED | WNOHANG | WNOWAIT));
+	for (double end = milliseconds() + milli; !info.si_pid && milliseconds() < end;) {
+		usleep(1000);
+		must(waitid(P_PID, child, &info, WEXITED | WNOHANG | WNOWAIT));
+	}
 	if (!info.si_pid)
 		return WAITS;
 	return info.si_code == CLD_EXITED ? info.si_status : ENDED;
@@ -246,7 +267,10 @@ static int pipe_read(struct held *h)
 	return read(h->pipe[0], page, sizeof(page)) < 0 ? errno : 0;
 }
 
-/* Milliseconds that somebody else's device takes to have its interrupts off, and to be closed. */
+/*
+ * Milliseconds that somebody else's device and guest take to have their interrupts off, and that
+ * the device takes to be closed.
+ */
 struct times {
 	double off, close;
 };
@@ -267,16 +291,19 @@ static void set_msi(struct vfio *v, bool on)
 static void use_other(struct times *t)
 {
 	struct vfio v = vfio_attach(other);
+	struct channel c = channel_new();
 	double before;
 
 	vfio_open(&v, other);
 	set_msi(&v, true);
 	before = milliseconds();
 	set_msi(&v, false);
+	channel_take(&c);
 	t->off = milliseconds() - before;
 	before = milliseconds();
 	vfio_close(&v);
 	t->close = milliseconds() - before;
+	channel_end(&c);
 }
 
 /*
@@ -318,14 +345,16 @@ static bool use_others(struct times *least)
 	return ready;
 }
 
-/* Whether a process is a worker of the kernel that sleeps in vfio's code, for some time now. */
+/* Whether a process is a worker of the kernel that sleeps for a device or a guest's interrupt. */
 static bool waits(int pid)
 {
 	for (int i = 0; i < 5; i++) {
-		const char *stat = read_of(pid, "stat");
+		const char *stat = read_of(pid, "stat"), *stack;
 
-		if (!strstr(stat, "(kworker") || strstr(stat, ") R ") ||
-		    !strstr(read_of(pid, "stack"), "vfio_"))
+		if (!strstr(stat, "(kworker") || strstr(stat, ") R "))
+			return false;
+		stack = read_of(pid, "stack");
+		if (!strstr(stack, "vfio_") && !strstr(stack, "irqfd_"))
 			return false;
 		usleep(10000);
 	}
@@ -372,6 +401,8 @@ static const struct disturbance {
 	{ "a pipe that the BAR is written to", pipe_write, EFAULT, pipe_read, 0 },
 	{ "a futex in the BAR", futex_wake, EFAULT, nothing, 0 },
 	{ "a bitmap in the BAR", bitmap, EFAULT, map_more, 0 },
+	{ "an event channel in the BAR", event_channel, 0, nothing, 0 },
+	{ "low power", sleep_deeply, WAITS, nothing, 0 },
 };
 
 /* Whether that takes no more, at one of some attempts: what noise delays, it delays once. */
@@ -407,8 +438,8 @@ static void disturb(const struct disturbance *d, const struct times *most)
 	ksft_test_result(in_time,
 			 "%s: another's interrupts are off after %.1f ms, it is closed after %.1f ms\n",
 			 d->name, t.off, t.close);
+	result = outcome(child, d->result == WAITS ? 50 : SOON);
 	worker = a_worker_waits();
-	result = so_far(child);
 	obeyed = killed(killable) && killed(then) && (d->value || killed(child));
 	held = is_held();
 	ksft_test_result(held && result == d->result && !worker && obeyed,

@@ -15,8 +15,8 @@ import (
 	"github.com/fastiov/fastiov/testbed"
 )
 
-// A VMM whose VF is held, while the kernel zeroes the guest's memory, may answer nobody. It answers
-// again before the agent would end it.
+// A VMM answers while its VF is held and the kernel zeroes the guest's memory: nobody who asks it
+// waits the hold out.
 func TestTheMonitorOfAHeldVMM(t *testing.T) {
 	testbed.Inside(t, onPatchedKernel, func(t *testing.T) {
 		set := arm.All
@@ -57,7 +57,7 @@ func TestTheMonitorOfAHeldVMM(t *testing.T) {
 		}
 		held := tl.Footprints()[at].Waited
 		t.Logf("the VF waited %v for the bus; the monitor's longest answer took %v", held, longest)
-		if held == 0 || longest >= answersWithin {
+		if held == 0 || longest > held/2 || longest >= answersWithin {
 			t.Errorf("a VF that was held for %v, and a monitor that took %v", held, longest)
 		}
 	})
