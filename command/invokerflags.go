@@ -50,8 +50,8 @@ func (i *invokerFlags) flags(f *pflag.FlagSet) {
 	f.StringVar(&i.https, "https", "",
 		"where it is served by HTTPS as well, e.g. 0.0.0.0:3443 (default: nowhere)")
 	f.StringVar(&i.tlsCert, "tls-cert", "",
-		"certificate for --https, PEM (default: one that is made"+
-			" at first start; clients must be told to trust it, as by `wsk -i`)")
+		"certificate of HTTPS, which --listen and --https take, PEM (default: one that is"+
+			" made at first start; clients must be told to trust it, as by `wsk -i`)")
 	f.StringVar(&i.tlsKey, "tls-key", "", "its key, PEM")
 	settings.TakesEffect(f, certificates, "tls-cert", "tls-key")
 	f.StringVar(&i.apiHost, "api-host", "",
